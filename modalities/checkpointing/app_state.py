@@ -1,0 +1,110 @@
+"""Model, optimizer and learning-rate scheduler as one stateful whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from modalities.exceptions import CheckpointError
+
+_FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class AppState(Stateful):
+    """What a checkpoint brings back; saved as ``{"app": AppState}``.
+
+    Args:
+        model: The model, or its parts.
+        optimizer: Over the model's parameters.
+        lr_scheduler: Over the optimizer, if there is one.
+    """
+
+    def __init__(
+        self, model: nn.Module | list[nn.Module], optimizer: Optimizer, lr_scheduler: LRScheduler | None = None
+    ) -> None:
+        self.model_parts = model if isinstance(model, list) else [model]
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self._is_loaded = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, if it has one part only."""
+        (part,) = self.model_parts
+        return part
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a checkpoint has been loaded into this state."""
+        return self._is_loaded
+
+    def mark_loaded(self) -> None:
+        """Note that a checkpoint has been loaded.
+
+        Raises:
+            CheckpointError: One had been loaded already.
+        """
+        if self._is_loaded:
+            raise CheckpointError(
+                "a checkpoint has been loaded into this app state already; build a new one to load again"
+            )
+        self._is_loaded = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sharded state with the keys ``model``, ``optimizer`` and, with a scheduler, ``lr_scheduler``.
+
+        Reading it does not change the training that follows.
+        """
+        model_state: dict[str, Any] = {}
+        for part in self.model_parts:
+            model_state |= get_model_state_dict(part)
+        state: dict[str, Any] = {"model": model_state, "optimizer": self._optimizer_state_dict()}
+        if self.lr_scheduler is not None:
+            state["lr_scheduler"] = self.lr_scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the form that :meth:`state_dict` gives.
+
+        Raises:
+            CheckpointError: A checkpoint has been loaded already.
+        """
+        self.mark_loaded()
+        for part in self.model_parts:
+            set_model_state_dict(part, state_dict["model"], options=StateDictOptions(strict=False))
+        for part in self.model_parts:
+            set_optimizer_state_dict(part, self.optimizer, state_dict["optimizer"], options=_FLATTENED)
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.load_state_dict(state_dict["lr_scheduler"])
+
+    def _optimizer_state_dict(self) -> dict[str, Any]:
+        # torch makes absent state by taking a step with zero gradients, which leaves Adam's step count at 1
+        had_state = bool(self.optimizer.state)
+        state: dict[str, Any] = {}
+        for part in self.model_parts:
+            state |= get_optimizer_state_dict(part, self.optimizer, options=_FLATTENED)
+        if not had_state:
+            for key, value in state.items():
+                if key.startswith("state.") and isinstance(value, torch.Tensor):
+                    value.zero_()
+            self.optimizer.state.clear()
+        return state
+
+
+def make_app_state(
+    model: nn.Module | list[nn.Module], optimizer: Optimizer, lr_scheduler: LRScheduler | None
+) -> AppState:
+    """Builder of ``app_state: raw``."""
+    return AppState(model, optimizer, lr_scheduler)

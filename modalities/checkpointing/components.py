@@ -1,0 +1,170 @@
+"""Door sign of ``checkpointing/``: saving, loading and the state that is saved."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+from pydantic import Field
+
+from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
+from modalities.registry.fields import ComponentConfig, EnumField, ExistingFile, ExistingPath, Instance
+from modalities.registry.interfaces import (
+    AppState,
+    CheckpointSaving,
+    CheckpointSavingExecution,
+    CheckpointSavingStrategy,
+    DistributedCheckpointLoading,
+    FSDP1CheckpointLoading,
+    FSDP1Model,
+    LRScheduler,
+    Model,
+    Optimizer,
+    TorchCheckpointLoading,
+)
+from modalities.registry.registry import Sign
+
+sign = Sign()
+
+_SAVING = "modalities.checkpointing.fsdp.fsdp_checkpoint_saving"
+_LOADING = "modalities.checkpointing.fsdp.fsdp_checkpoint_loading"
+_RETENTION = "modalities.checkpointing.retention"
+_RESTORING = "modalities.checkpointing.restoring"
+
+
+class PrecisionEnum(Enum):
+    """A floating-point type, as checkpoint loading names it."""
+
+    FP32 = "float32"
+    FP16 = "float16"
+    BF16 = "bfloat16"
+
+
+@sign.component(
+    "checkpoint_saving",
+    "default",
+    builds="modalities.checkpointing.checkpoint_saving:CheckpointSaving",
+    provides=CheckpointSaving,
+)
+class CheckpointSavingConfig(ComponentConfig):
+    """Saving of checkpoints: which are kept, and how they are written."""
+
+    checkpoint_saving_strategy: Instance[CheckpointSavingStrategy] = Field(description="which are written and kept")
+    checkpoint_saving_execution: Instance[CheckpointSavingExecution] = Field(description="how they are written")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
+    "save_k_most_recent_checkpoints_strategy",
+    builds=f"{_RETENTION}:SaveKMostRecentCheckpointsStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class SaveKMostRecentConfig(ComponentConfig):
+    """Keep the newest checkpoints."""
+
+    k: int = Field(strict=True, ge=-1, description="how many are kept; -1 keeps all, 0 saves none")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
+    "save_every_k_steps_checkpointing_strategy",
+    builds=f"{_RETENTION}:SaveEveryKStepsCheckpointingStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class SaveEveryKStepsConfig(ComponentConfig):
+    """Save every k-th step and keep all."""
+
+    k: int = Field(gt=0, description="steps between two checkpoints")
+
+
+class _SavingExecutionConfig(ComponentConfig):
+    checkpoint_path: Path = Field(description="folder that holds the checkpoints; made if absent")
+    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    experiment_id: str = Field(min_length=1, description="ID of the experiment, part of every checkpoint's name")
+
+
+@sign.component(
+    "checkpoint_saving_execution", "dcp", builds=f"{_SAVING}:DCPCheckpointSaving", provides=CheckpointSavingExecution
+)
+class DCPCheckpointSavingConfig(_SavingExecutionConfig):
+    """Each rank writes its own shards into one folder."""
+
+
+@sign.component(
+    "checkpoint_saving_execution",
+    "fsdp1",
+    builds=f"{_SAVING}:FSDP1CheckpointSaving",
+    provides=CheckpointSavingExecution,
+)
+class FSDP1CheckpointSavingConfig(_SavingExecutionConfig):
+    """Rank 0 writes the full model and the full optimizer state, a file each."""
+
+
+@sign.component(
+    "checkpoint_loading", "dcp", builds=f"{_LOADING}:DCPCheckpointLoading", provides=DistributedCheckpointLoading
+)
+class DCPCheckpointLoadingConfig(ComponentConfig):
+    """Each rank reads what its shards need from a checkpoint folder."""
+
+    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+
+
+@sign.component(
+    "checkpoint_loading", "fsdp1", builds=f"{_LOADING}:FSDP1CheckpointLoading", provides=FSDP1CheckpointLoading
+)
+class FSDP1CheckpointLoadingConfig(ComponentConfig):
+    """Rank 0 reads full files; the model is wrapped with FSDP1 and sharded."""
+
+    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    block_names: list[str] = Field(min_length=1, description="class names of the layers that are sharded on their own")
+    mixed_precision_settings: EnumField[MixedPrecisionSettings] = Field(description="precision under FSDP")
+    sharding_strategy: EnumField[ShardingStrategy] = Field(description="what is sharded, and over which ranks")
+
+
+@sign.component(
+    "checkpoint_loading",
+    "torch",
+    builds="modalities.checkpointing.torch_checkpoint_loading:make_torch_checkpoint_loading",
+    provides=TorchCheckpointLoading,
+)
+class TorchCheckpointLoadingConfig(ComponentConfig):
+    """One process reads the weights of a model, for inference."""
+
+    device: int | str = Field(description="cpu, cuda:N, or N for the accelerator of that number")
+    precision: EnumField[PrecisionEnum] | None = Field(None, description="type that the weights are converted to")
+
+
+@sign.component("app_state", "raw", builds="modalities.checkpointing.app_state:make_app_state", provides=AppState)
+class RawAppStateConfig(ComponentConfig):
+    """Model, optimizer and learning-rate scheduler, as built."""
+
+    model: Instance[Model] | list[Instance[Model]] = Field(description="the model, or its parts")
+    optimizer: Instance[Optimizer] = Field(description="the optimizer over the model's parameters")
+    lr_scheduler: Instance[LRScheduler] | None = Field(None, description="the scheduler over the optimizer")
+
+
+@sign.component("app_state", "dcp", builds=f"{_RESTORING}:load_app_state", provides=AppState)
+class DCPAppStateConfig(ComponentConfig):
+    """An app state loaded from a DCP checkpoint."""
+
+    raw_app_state: Instance[AppState] = Field(description="the app state as built")
+    checkpoint_dir_path: ExistingPath = Field(description="folder of the checkpoint")
+
+
+@sign.component("model", "fsdp1_checkpointed", builds=f"{_RESTORING}:load_fsdp1_model", provides=FSDP1Model)
+class FSDP1CheckpointedModelConfig(ComponentConfig):
+    """A model wrapped with FSDP1 whose weights come from a checkpoint file."""
+
+    checkpoint_loading: Instance[FSDP1CheckpointLoading] = Field(description="how the file is loaded")
+    checkpoint_path: ExistingFile = Field(description="the model file")
+    model: Instance[Model] = Field(description="the model as built, unwrapped")
+
+
+@sign.component("optimizer", "fsdp1_checkpointed", builds=f"{_RESTORING}:load_fsdp1_optimizer", provides=Optimizer)
+class FSDP1CheckpointedOptimizerConfig(ComponentConfig):
+    """An optimizer over an FSDP1 model whose state comes from a checkpoint file."""
+
+    checkpoint_loading: Instance[FSDP1CheckpointLoading] = Field(description="how the file is loaded")
+    checkpoint_path: ExistingFile = Field(description="the optimizer file")
+    wrapped_model: Instance[FSDP1Model] = Field(description="the model wrapped with FSDP1")
+    optimizer: Instance[Optimizer] = Field(description="the optimizer as built")

@@ -1,0 +1,112 @@
+"""Finding checkpoints on the disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from modalities.checkpointing import paths
+from modalities.exceptions import CheckpointError
+from modalities.progress import TrainingProgress
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Args:
+        path: The folder of a DCP checkpoint, or the model file of an FSDP1 checkpoint.
+        experiment_id: The experiment that wrote it.
+        progress: What its name tells (samples are 0).
+    """
+
+    path: Path
+    experiment_id: str
+    progress: TrainingProgress
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it is a DCP folder."""
+        return self.path.is_dir()
+
+    @property
+    def optimizer_path(self) -> Path:
+        """The optimizer file of an FSDP1 checkpoint."""
+        return self._sibling("optimizer")
+
+    @property
+    def resume_state_path(self) -> Path:
+        """The file with random states and counters."""
+        if self.is_distributed:
+            return self.path / paths.RESUME_STATE_FILE
+        return self._sibling(paths.RESUME_STATE_ENTITY)
+
+    def _sibling(self, entity: str) -> Path:
+        return self.path.with_name(paths.checkpoint_name(self.experiment_id, self.progress, entity))
+
+
+def checkpoints_in(folder: Path, experiment_id: str | None = None) -> list[Checkpoint]:
+    """Committed checkpoints directly in a folder, fewest steps first.
+
+    Args:
+        folder: May be absent.
+        experiment_id: Only those of this experiment.
+    """
+    if not folder.is_dir():
+        return []
+    found = [c for path in folder.iterdir() if (c := _as_checkpoint(path)) is not None]
+    return sorted(
+        (c for c in found if experiment_id is None or c.experiment_id == experiment_id),
+        key=lambda c: (c.progress, c.path),
+    )
+
+
+def locate_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint that a user means: itself, or the newest in a run's or a checkpoints' folder.
+
+    Args:
+        path: A DCP folder, an FSDP1 model file, a ``last_checkpoint_info.json``, a folder of checkpoints or of a run.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if not path.exists():
+        raise CheckpointError(f"no such checkpoint or run folder: {path}")
+    checkpoint = _as_checkpoint(path)
+    if checkpoint is not None:
+        return checkpoint
+    if path.is_dir() and (path / ".metadata").is_file():
+        raise CheckpointError(
+            f"{path.name} is not named like a checkpoint ({paths.CHECKPOINT_FOLDER_STRUCTURE}), so its step is unknown"
+        )
+    if path.name == paths.LAST_CHECKPOINT_INFO:
+        return locate_checkpoint(_path_in_info(path))
+    if path.is_dir():
+        found = checkpoints_in(path) or checkpoints_in(path / "checkpoints")
+        if found:
+            return found[-1]
+        raise CheckpointError(f"no checkpoint in {path}; one is named eid_<experiment>-seen_steps_<n>-…")
+    raise CheckpointError(f"{path} is neither a checkpoint nor a folder that holds one")
+
+
+def _as_checkpoint(path: Path) -> Checkpoint | None:
+    parsed = paths.parse_checkpoint_name(path)
+    if parsed is None:
+        return None
+    experiment_id, entity, progress = parsed
+    checkpoint = Checkpoint(path, experiment_id, progress)
+    if entity is None:
+        return checkpoint if (path / ".metadata").is_file() else None
+    if entity == "model":
+        return checkpoint if path.is_file() and checkpoint.optimizer_path.is_file() else None
+    return None
+
+
+def _path_in_info(path: Path) -> Path:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+        target = info.get("checkpoint_folder_path") or info["model_checkpoint_path"]
+    except (ValueError, KeyError, AttributeError):
+        raise CheckpointError(f"{path} names neither checkpoint_folder_path nor model_checkpoint_path") from None
+    return Path(target)

@@ -1,0 +1,94 @@
+"""Bringing a built run to where a checkpoint left it, and the builders that do so from a config."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+
+from modalities.checkpointing.app_state import AppState
+from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, read_state_file
+from modalities.checkpointing.interfaces import FSDP1CheckpointLoadingIF
+from modalities.checkpointing.key_report import compare_tensors
+from modalities.checkpointing.resume_state import ResumeState, read_resume_state
+from modalities.exceptions import CheckpointError
+from modalities.parallel.fsdp1 import load_full_model_state_dict_, load_full_optimizer_state_dict_
+from modalities.parallel.process_group import global_rank, on_rank_zero
+
+logger = logging.getLogger(__name__)
+
+
+def restore_(app_state: AppState, checkpoint: Checkpoint) -> ResumeState | None:
+    """Load a checkpoint of either kind into a built app state, in place; all ranks must call it.
+
+    Returns:
+        Counters and random states, or None if the checkpoint is from elsewhere and has none. The random states are not
+        set yet, since what happens until training goes on would use them up.
+
+    Raises:
+        CheckpointError: The checkpoint is absent, damaged, or of another model.
+    """
+    if checkpoint.is_distributed:
+        DCPCheckpointLoading(global_rank()).load_checkpoint_(app_state, checkpoint.path)
+        return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
+    resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
+    _restore_full_files_(app_state, checkpoint)
+    if app_state.lr_scheduler is not None:
+        if resume_state is None or resume_state.lr_scheduler is None:
+            raise CheckpointError(
+                f"{checkpoint.path} stores no state of the learning-rate scheduler; "
+                "set the scheduler's last_epoch and load through `model: fsdp1_checkpointed`"
+            )
+        app_state.lr_scheduler.load_state_dict(resume_state.lr_scheduler)
+    return resume_state
+
+
+def _restore_full_files_(app_state: AppState, checkpoint: Checkpoint) -> None:
+    model = app_state.model
+
+    def read(path: Path) -> dict[str, object]:
+        return read_state_file(path) if global_rank() == 0 else {}
+
+    on_rank_zero(lambda: _check_files(checkpoint))
+    app_state.mark_loaded()
+    try:
+        load_full_model_state_dict_(model, read(checkpoint.path))
+        load_full_optimizer_state_dict_(model, app_state.optimizer, read(checkpoint.optimizer_path))
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {checkpoint.path} does not fit the model: {error}") from error
+
+
+def _check_files(checkpoint: Checkpoint) -> None:
+    model_state = read_state_file(checkpoint.path)
+    optimizer_state = read_state_file(checkpoint.optimizer_path)
+    if not {"state", "param_groups"} <= optimizer_state.keys():
+        raise CheckpointError(f"{checkpoint.optimizer_path} holds no optimizer state")
+    stateful = dict.fromkeys(optimizer_state["state"], ())
+    compare_tensors(stateful, {n: () for n in model_state if n in stateful}, checkpoint.path)
+
+
+def load_app_state(raw_app_state: AppState, checkpoint_dir_path: Path) -> AppState:
+    """Builder of ``app_state: dcp``."""
+    return DCPCheckpointLoading(global_rank()).load_checkpoint_(raw_app_state, checkpoint_dir_path)
+
+
+def load_fsdp1_model(
+    checkpoint_loading: FSDP1CheckpointLoadingIF, checkpoint_path: Path, model: nn.Module
+) -> nn.Module:
+    """Builder of ``model: fsdp1_checkpointed``."""
+    return checkpoint_loading.load_model_checkpoint(model, checkpoint_path)
+
+
+def load_fsdp1_optimizer(
+    checkpoint_loading: FSDP1CheckpointLoadingIF,
+    checkpoint_path: Path,
+    wrapped_model: FullyShardedDataParallel,
+    optimizer: Optimizer,
+) -> Optimizer:
+    """Builder of ``optimizer: fsdp1_checkpointed``."""
+    checkpoint_loading.load_optimizer_checkpoint_(optimizer, wrapped_model, checkpoint_path)
+    return optimizer

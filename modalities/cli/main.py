@@ -1,0 +1,111 @@
+"""The ``modalities`` command. Each command's module is imported when it is called, so that ``--help`` stays instant."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from modalities.exceptions import Interrupted, UserError
+
+_COMMANDS = {
+    "run": ("modalities.cli.run:run", "Train from a YAML config."),
+    "warmstart": ("modalities.cli.run:warmstart", "Train on from a checkpoint that the config itself loads."),
+    "check": ("modalities.cli.check:check", "Check a config without starting anything."),
+    "generate": ("modalities.cli.generate:generate", "Continue a text with a trained model."),
+    "components": ("modalities.cli.components:components", "List components, or show one with its fields."),
+    "data": ("modalities.cli.data:data", "Index and pack training data."),
+}
+
+EXIT_USER_ERROR = 2
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module_name, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module_name), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("modalities"), prog_name="modalities")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors, and debug messages.")
+def cli(debug: bool) -> None:
+    """Train large language models in PyTorch from a YAML file."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the command; exits with 0 when done, 2 for a user's mistake, 1 for anything else."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    _configure_logging(debug)
+    # the option may stand anywhere, also behind the command that failed
+    sys.exit(_run([word for word in words if word != "--debug"], debug))
+
+
+def _run(words: list[str], debug: bool) -> int:
+    try:
+        outcome: Any = cli.main(args=words, prog_name="modalities", standalone_mode=False)
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Abort:
+        return _interrupted("interrupted")
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USER_ERROR
+    except UserError as error:
+        _report(str(error), debug)
+        return EXIT_USER_ERROR
+    except Interrupted as stopped:
+        return _interrupted(str(stopped))
+    except KeyboardInterrupt:
+        return _interrupted("interrupted")
+    except BrokenPipeError:
+        return 1
+    except Exception:
+        _mark_rank()
+        traceback.print_exc()
+        return 1
+
+
+def _report(message: str, debug: bool) -> None:
+    """One message per job, not one per rank."""
+    if debug:
+        traceback.print_exc()
+    if os.environ.get("RANK", "0") == "0" or message.startswith(f"rank {os.environ.get('RANK')}"):
+        click.echo(message if message.startswith(("error", "warning")) else f"error: {message}", err=True)
+
+
+def _interrupted(message: str) -> int:
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(message, err=True)
+    return 1
+
+
+def _mark_rank() -> None:
+    if "RANK" in os.environ:
+        click.echo(f"rank {os.environ['RANK']} failed:", err=True)
+
+
+def _configure_logging(debug: bool) -> None:
+    level = logging.DEBUG if debug else logging.INFO
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("modalities").setLevel(level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Nearest names for a word that was not understood."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: object, candidates: Iterable[object], limit: int = 3) -> list[str]:
+    """The candidates most like ``word``, best first."""
+    names = list(dict.fromkeys(str(c) for c in candidates))
+    by_lower_case = {name.lower(): name for name in names}
+    found = [by_lower_case[m] for m in difflib.get_close_matches(str(word).lower(), by_lower_case, n=limit, cutoff=0.6)]
+    return (found + [n for n in names if str(word) and str(word) in n.split("_") and n not in found])[:limit]
+
+
+def did_you_mean(word: object, candidates: Iterable[object], what: str) -> str:
+    """A hint: the nearest names, or else the first dozen of what there is."""
+    names = sorted({str(c) for c in candidates})
+    if found := nearest(word, names):
+        return "did you mean " + " or ".join(f"`{name}`" for name in found) + "?"
+    if not names:
+        return f"there are no {what}"
+    return f"{what}: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"

@@ -1,0 +1,149 @@
+"""YAML text to located tree, with OmegaConf's reading of scalars (``1e-5`` is a number)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modalities.config.faults import Fault
+from modalities.config.tree import Node, Place, TreePath
+from modalities.exceptions import ConfigError
+
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = re.compile(
+    r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
+        |\.[0-9_]+(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+_OCTAL = re.compile(r"^[-+]?0[0-7_]+$")
+_SEXAGESIMAL = re.compile(r"^[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's safe loader that reads floats as OmegaConf does and leaves dates as text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TAG + "float", _TAG + "timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+0123456789."))
+
+
+def load_yaml(file: Path, faults: list[Fault]) -> Node:
+    """Read a YAML file into a located tree.
+
+    Args:
+        file: The file.
+        faults: Receives what is wrong in the text: syntax, duplicate keys, YAML 1.1 surprises (as warnings).
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"no such config file: {file}\n  help: {_files_beside(file)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from None
+    return _Reader(str(file), text, faults).read()
+
+
+def _files_beside(file: Path) -> str:
+    from modalities.config.suggestions import did_you_mean
+
+    folder = file.parent
+    if not folder.is_dir():
+        return f"the folder {folder} does not exist either; paths are relative to {Path.cwd()}"
+    return did_you_mean(file.name, [f.name for f in folder.glob("*.y*ml")], f"YAML files in {folder}")
+
+
+class _Reader:
+    def __init__(self, name: str, text: str, faults: list[Fault]) -> None:
+        self.name, self.faults = name, faults
+        self.loader = _Loader(text)
+
+    def read(self) -> Node:
+        start = Place(self.name, 1, 1)
+        try:
+            root = self.loader.get_single_node()
+            if root is None:
+                self.faults.append(Fault("empty", "the config file is empty", (), start))
+                return Node({}, start)
+            if not isinstance(root, yaml.MappingNode):
+                self.faults.append(Fault("yaml-syntax", "the config must be a mapping of names to values", (), start))
+                return Node({}, start)
+            return self._convert(root, (), ())
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = Place(self.name, mark.line + 1, mark.column + 1) if mark else start
+            message = " ".join(part for part in (error.problem, error.context) if part)
+            self.faults.append(Fault("yaml-syntax", f"no valid YAML: {message}", (), place))
+        except yaml.YAMLError as error:
+            self.faults.append(Fault("yaml-syntax", f"no valid YAML: {error}", (), start))
+        finally:
+            self.loader.dispose()
+        return Node({}, start)
+
+    def _place(self, node: yaml.Node) -> Place:
+        return Place(self.name, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def _convert(self, node: yaml.Node, path: TreePath, parents: tuple[int, ...]) -> Node:
+        if id(node) in parents:
+            self.faults.append(Fault("yaml-alias", "an alias holds itself", path, self._place(node)))
+            return Node(None, self._place(node))
+        parents = (*parents, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._convert_mapping(node, path, parents)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self._convert(item, (*path, i), parents) for i, item in enumerate(node.value)]
+            return Node(items, self._place(node))
+        return self._convert_scalar(node, path)
+
+    def _convert_mapping(self, node: yaml.MappingNode, path: TreePath, parents: tuple[int, ...]) -> Node:
+        children: dict[Any, Node] = {}
+        merged: dict[Any, Node] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                for source in sources:
+                    for key, child in self._convert(source, path, parents).value.items():
+                        merged.setdefault(key, child)
+                continue
+            key = self.loader.construct_object(key_node, deep=True)
+            place = self._place(key_node)
+            if key in children:
+                first = [("first given here", children[key].best_place)]
+                message = f"`{key}` is given twice in one mapping"
+                self.faults.append(Fault("duplicate-key", message, (*path, key), place, len(str(key)), related=first))
+                continue
+            children[key] = self._convert(value_node, (*path, key), parents)
+            children[key].key_place = place
+        return Node({**{k: v for k, v in merged.items() if k not in children}, **children}, self._place(node))
+
+    def _convert_scalar(self, node: yaml.ScalarNode, path: TreePath) -> Node:
+        place = self._place(node)
+        raw = node.value if not node.style else None
+        try:
+            value = self.loader.construct_object(node, deep=True)
+        except (yaml.MarkedYAMLError, ValueError) as error:
+            problem = getattr(error, "problem", None) or str(error)
+            self.faults.append(Fault("yaml-syntax", f"no valid YAML value: {problem}", path, place))
+            return Node(None, place, raw=raw)
+        if raw and node.tag == _TAG + "int" and (_OCTAL.match(raw) or _SEXAGESIMAL.match(raw)):
+            base = "octal" if _OCTAL.match(raw) else "base 60"
+            hint = f'write "{raw}" for the text, or the number in decimal'
+            message = f"`{raw}` is read as the number {value} (YAML 1.1 {base})"
+            self.faults.append(Fault("yaml11-int", message, path, place, len(raw), [hint], severity="warning"))
+        return Node(value, place, raw=raw)

@@ -1,0 +1,170 @@
+"""Pydantic's verdict on a component's fields, told in places of the config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from modalities.config.faults import Fault
+from modalities.config.suggestions import did_you_mean, nearest
+from modalities.config.tree import BROKEN, Node, Place, TreePath, dotted
+from modalities.factory.planned_component import PlannedComponent
+from modalities.registry.fields import Pending, annotations_of, child_annotation, slots_of
+from modalities.registry.registry import Registry, SameAs
+
+_RANK = {"extra_forbidden": 4, "missing": 4, "interface": 3, "not_component": 1}
+"""Of several complaints of a union's branches about one place, the most telling wins."""
+
+
+def validate(
+    model: type[BaseModel],
+    values: dict[str, Any],
+    node: Node,
+    path: TreePath,
+    owner: str,
+    registry: Registry,
+    components: dict[TreePath, PlannedComponent],
+    faults: list[Fault],
+) -> None:
+    """Check values against a schema as far as they are known before anything is built.
+
+    Args:
+        model: The schema.
+        values: What is to be checked; may hold :class:`Pending` and ``BROKEN``.
+        node: The mapping that the values come from.
+        path: Its place in the tree.
+        owner: How messages call the component.
+        registry: For suggestions.
+        components: Planned so far, to point at where a wrong component is made.
+        faults: Receives the verdict.
+    """
+    try:
+        model.model_validate(values)
+        return
+    except ValidationError as error:
+        complaints = error.errors(include_url=False)
+    best: dict[TreePath, tuple[int, Any, Any]] = {}
+    for complaint in complaints:
+        location, value = _walk(values, complaint)
+        kind = complaint["type"]
+        absent = kind == "missing" and not isinstance(value, Pending)
+        if _unknown_yet(value) and kind not in ("interface", "extra_forbidden") and not absent:
+            continue
+        rank = _RANK.get(kind, 2)
+        if location not in best or rank > best[location][0]:
+            best[location] = (rank, complaint, value)
+    for location, (_, complaint, value) in best.items():
+        faults.append(_fault(model, complaint, location, value, node, path, owner, registry, components))
+
+
+def _walk(values: Any, complaint: Any) -> tuple[TreePath, Any]:
+    """Follow an error's location through the data; what is not there is a label of a union's branch."""
+    location: list[str | int] = []
+    value = values
+    for step in complaint["loc"]:
+        if isinstance(value, Pending):
+            break
+        try:
+            value = value[step]
+            location.append(step)
+        except (KeyError, IndexError, TypeError):
+            if complaint["type"] == "missing" and step == complaint["loc"][-1]:
+                location.append(step)
+    return tuple(location), value
+
+
+def _unknown_yet(value: Any) -> bool:
+    if isinstance(value, Pending) or value is BROKEN:
+        return True
+    if isinstance(value, dict):
+        return any(map(_unknown_yet, value.values()))
+    return isinstance(value, list) and any(map(_unknown_yet, value))
+
+
+def _fault(
+    model: type[BaseModel],
+    complaint: Any,
+    location: TreePath,
+    value: Any,
+    node: Node,
+    path: TreePath,
+    owner: str,
+    registry: Registry,
+    components: dict[TreePath, PlannedComponent],
+) -> Fault:
+    full_path = (*path, *location)
+    if complaint["type"] == "missing":
+        return _missing(model, location, node, full_path, owner, registry)
+    here = node.get(location) or node
+    if complaint["type"] == "extra_forbidden":
+        holder: Any = model
+        for step in location[:-1]:
+            holder = child_annotation(holder, step)
+        names = _field_names(holder)
+        hint = did_you_mean(location[-1], names, "fields")
+        message = f"{owner} has no field `{dotted(location)}`"
+        return Fault("unknown-field", message, full_path, here.best_place, len(str(location[-1])), [hint])
+    text = complaint["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if not location:
+        blamed = _blamed_field(text, node)
+        leading = [(f"`{expression}` leads here", place) for expression, place in blamed.via]
+        return Fault("invalid", f"{owner}: {text}", path, blamed.place, related=leading)
+    shown = f": `{value}`" if isinstance(value, str | int | float) else ""
+    code = "interface" if complaint["type"] in ("interface", "not_component") else "bad-value"
+    related: list[tuple[str, Place]] = [(f"`{expression}` leads here", p) for expression, p in here.via]
+    if isinstance(value, Pending) and value.path in components:
+        related.append((f"{components[value.path].spec.name} is made here", components[value.path].node.best_place))
+    hints = _hints(complaint, value, here)
+    message = f"{owner}.{dotted(location)}: {text[:1].lower() + text[1:]}{shown}"
+    return Fault(code, message, full_path, here.place, len(str(value)) if shown else 1, hints, related)
+
+
+def _blamed_field(text: str, node: Node) -> Node:
+    """The first field that a complaint over several fields names."""
+    if isinstance(node.value, dict):
+        mentioned = [key for key in node.value if str(key) in text]
+        if mentioned:
+            return node.value[min(mentioned, key=lambda key: (node.value[key].value is BROKEN, -len(str(key))))]
+    return node
+
+
+def _hints(complaint: Any, value: Any, here: Node) -> list[str]:
+    hints = []
+    if here.raw and isinstance(here.value, bool) and here.raw.lower() not in ("true", "false"):
+        hints.append(f'YAML 1.1 reads a bare `{here.raw}` as {str(here.value).lower()}: write "{here.raw}"')
+    allowed = complaint.get("ctx", {}).get("allowed") or complaint.get("ctx", {}).get("expected")
+    if isinstance(value, str) and isinstance(allowed, str):
+        hints.append(
+            did_you_mean(value, [word.strip("' ") for word in allowed.replace(" or ", ",").split(",")], "allowed")
+        )
+    if complaint["type"] == "path_not_found":
+        hints.append("relative paths start at the folder in which the command runs")
+    return hints
+
+
+def _missing(
+    model: type[BaseModel], location: TreePath, node: Node, full_path: TreePath, owner: str, registry: Registry
+) -> Fault:
+    holder = node.get(location[:-1]) or node
+    schema: Any = model
+    for step in location[:-1]:
+        schema = child_annotation(schema, step)
+    hints = []
+    interfaces, _ = slots_of(child_annotation(schema, location[-1]))
+    if interfaces:
+        fitting = [s for s in registry if not isinstance(s.provides, SameAs) and issubclass(s.provides, interfaces)]
+        hints.append(f"variants: {', '.join(sorted(s.name for s in fitting))}")
+    known = _field_names(schema)
+    given = [key for key in holder.value if key not in known] if isinstance(holder.value, dict) else []
+    if near := nearest(location[-1], given, limit=1):
+        hints.append(f"`{near[0]}` is given: a slip of the pen?")
+    return Fault("missing-field", f"{owner} needs `{dotted(location)}`", full_path, holder.best_place, 1, hints)
+
+
+def _field_names(schema: Any) -> list[str]:
+    """Names that a (possibly optional, possibly annotated) model or union of models declares."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return list(annotations_of(schema))
+    options = getattr(schema, "__args__", ()) or ((schema.__origin__,) if hasattr(schema, "__origin__") else ())
+    return [name for option in options for name in _field_names(option)]

@@ -1,0 +1,145 @@
+"""FSDP1: wrapping a model, and full state dicts of it on one rank.
+
+Two facts of torch 2.13 on CPU tensors shape this file: ``offload_to_cpu=True`` makes the full optimizer state silently
+wrong (both moments alias one buffer) or crashes, and ``sync_module_states=True`` is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    StateDictType,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import ShardingStrategy as TorchShardingStrategy
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+from torch.optim import Optimizer
+
+from modalities.exceptions import UserError
+from modalities.parallel.parameter_names import blocks_by_class_name
+from modalities.parallel.precision import fsdp1_mixed_precision
+from modalities.parallel.process_group import machine_device, world_size
+from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
+
+
+def shard_model(
+    model: nn.Module,
+    sync_module_states: bool,
+    mixed_precision_settings: MixedPrecisionSettings,
+    sharding_strategy: ShardingStrategy | TorchShardingStrategy,
+    block_names: list[str],
+) -> FSDP:
+    """Wrap a model, and each of its blocks, with FSDP1.
+
+    Args:
+        model: On a real device; its weights are those of every rank, or of rank 0 with ``sync_module_states``.
+        sync_module_states: Give all ranks the weights and buffers of rank 0.
+        mixed_precision_settings: Precision of computation, reduction and buffers.
+        sharding_strategy: Ours, or torch's of the same name.
+        block_names: Class names of the layers that are sharded on their own.
+
+    Raises:
+        UserError: A block name matches nothing, or the model is on the meta device.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError("FSDP1 needs a model with weights: set use_meta_device to false, or shard with fsdp2_wrapped")
+    blocks = set(blocks_by_class_name(model, block_names))
+    device = machine_device()
+    if sync_module_states and device.type == "cpu":
+        _broadcast_from_rank_zero(model)
+    strategy = TorchShardingStrategy[sharding_strategy.name]
+    with warnings.catch_warnings():
+        # torch announces the end of NO_SHARD at every wrap
+        warnings.filterwarnings("ignore", message=".*NO_SHARD.*", category=FutureWarning)
+        return FSDP(
+            model,
+            auto_wrap_policy=functools.partial(lambda_auto_wrap_policy, lambda_fn=blocks.__contains__),
+            mixed_precision=fsdp1_mixed_precision(mixed_precision_settings),
+            sharding_strategy=strategy,
+            device_mesh=_hybrid_mesh(device) if "HYBRID" in strategy.name else None,
+            device_id=device,
+            sync_module_states=sync_module_states and device.type != "cpu",
+            use_orig_params=True,
+        )
+
+
+def full_model_state_dict(model: FSDP) -> dict[str, Any]:
+    """Full (unsharded) parameters and buffers on rank 0, an empty dict elsewhere; all ranks must call it."""
+    with _full_state(model):
+        return dict(model.state_dict())
+
+
+def full_optimizer_state_dict(model: FSDP, optimizer: Optimizer) -> dict[str, Any]:
+    """Full optimizer state by parameter name on rank 0, an empty dict elsewhere; all ranks must call it."""
+    with _full_state(model):
+        return dict(FSDP.optim_state_dict(model, optimizer))
+
+
+def load_full_model_state_dict_(model: nn.Module, state_dict: dict[str, Any]) -> None:
+    """Put a full state dict that rank 0 holds into a sharded model, in place.
+
+    Args:
+        model: Wrapped by FSDP1 or FSDP2.
+        state_dict: The full state on rank 0; empty elsewhere.
+
+    Raises:
+        RuntimeError: Names or shapes differ.
+    """
+    set_model_state_dict(model, state_dict, options=_FROM_RANK_ZERO)
+
+
+def load_full_optimizer_state_dict_(model: nn.Module, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Put a full optimizer state that rank 0 holds into the optimizer of a sharded model, in place.
+
+    Args:
+        model: Wrapped by FSDP1 or FSDP2.
+        optimizer: Over the model's parameters.
+        state_dict: The full state on rank 0, keyed by parameter names; empty elsewhere.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        set_optimizer_state_dict(model, optimizer, state_dict, options=_FROM_RANK_ZERO)
+
+
+_FROM_RANK_ZERO = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def _full_state(model: FSDP) -> Any:
+    offload = next(model.parameters()).device.type != "cpu"
+    return FSDP.state_dict_type(
+        model,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(offload_to_cpu=offload, rank0_only=True),
+        FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=True),
+    )
+
+
+def _broadcast_from_rank_zero(model: nn.Module) -> None:
+    if world_size() == 1:
+        return
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def _hybrid_mesh(device: torch.device) -> DeviceMesh:
+    """Shards within a machine, copies across machines."""
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    if world_size() % per_machine:
+        raise UserError(f"{world_size()} ranks cannot be split into machines of {per_machine} ranks each")
+    shape = (world_size() // per_machine, per_machine)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))

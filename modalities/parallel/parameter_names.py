@@ -1,0 +1,43 @@
+"""Names of parameters and classes, freed of what wrappers add to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from modalities.exceptions import UserError
+from modalities.registry.suggestions import did_you_mean
+
+_WRAPPER_PARTS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name as the unwrapped model has it, whether FSDP1, compile, checkpointing or DDP wrapped it."""
+    for part in _WRAPPER_PARTS:
+        name = name.replace(part, "")
+    return name.removeprefix("module.")
+
+
+def class_name(module: nn.Module) -> str:
+    """A module's class name; the prefix that ``fully_shard`` gives a class is left out."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if isinstance(module, FSDPModule) else name
+
+
+def blocks_by_class_name(model: nn.Module, names: Iterable[str]) -> list[nn.Module]:
+    """The modules inside a model, in its order, whose class has one of the names.
+
+    Raises:
+        UserError: A name matches nothing.
+    """
+    wanted = list(names)
+    counts = Counter(class_name(module) for module in model.modules())
+    for name in wanted:
+        if name not in counts:
+            present = ", ".join(f"{known} ({count})" for known, count in counts.items())
+            hint = did_you_mean(name, counts, "classes")
+            raise UserError(f"block_names: the model has no module of class `{name}`; {hint}\nIt has: {present}")
+    return [module for module in model.modules() if class_name(module) in wanted]

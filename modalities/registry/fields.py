@@ -1,0 +1,197 @@
+"""Building blocks of a component's fields: slots for other components, enums by name, files that must exist."""
+
+from __future__ import annotations
+
+import importlib
+import types
+import typing
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from modalities.config.tree import Sentinel
+from modalities.registry.interfaces import Anything, Interface
+
+
+class ComponentConfig(BaseModel):
+    """Base of all component schemas: unknown fields are refused, numbers must be finite."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        populate_by_name=True,
+    )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Stands for a component's instance as long as nothing is built.
+
+    Args:
+        provides: The interface that the instance will have.
+        path: Place of the component in the canonical tree, its identity.
+        label: How a message calls it.
+    """
+
+    provides: type[Interface]
+    path: tuple[str | int, ...]
+    label: str
+
+    def __repr__(self) -> str:
+        return f"<{self.label}>"
+
+
+def load_object(reference: str) -> Any:
+    """Import what ``"module:name"`` refers to."""
+    module_name, _, attribute = reference.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def satisfies(value: Any, interface: type[Interface]) -> bool:
+    """Whether a built object is an instance of the runtime type behind an interface."""
+    return interface.runtime is None or isinstance(value, load_object(interface.runtime))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Pydantic marker: here stands a component that provides ``interface``."""
+
+    interface: type[Interface]
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def _check(self, value: Any) -> Any:
+        name = self.interface.__name__
+        if isinstance(value, Pending):
+            if value.provides is Anything or issubclass(value.provides, self.interface):
+                return value
+            raise PydanticCustomError(
+                "interface",
+                "needs {want}, got {got}",
+                {"want": name, "got": f"{value.label} ({value.provides.__name__})"},
+            )
+        if isinstance(value, Sentinel):
+            return value
+        if value is None or isinstance(value, str | int | float | bool | dict | list | tuple):
+            raise PydanticCustomError("not_component", "needs a component that provides {want}", {"want": name})
+        if not satisfies(value, self.interface):
+            raise PydanticCustomError(
+                "interface", "needs {want}, got {got}", {"want": name, "got": type(value).__name__}
+            )
+        return value
+
+
+if TYPE_CHECKING:
+    Instance = Annotated[Any, ...]
+else:
+
+    class Instance:
+        """``Instance[Model]``: a field that takes a component providing ``Model``."""
+
+        def __class_getitem__(cls, interface: type[Interface]) -> Any:
+            return Annotated[Any, Slot(interface)]
+
+
+def _enum_member(enum: type[Enum]) -> typing.Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if isinstance(value, enum):
+            return value
+        if isinstance(value, str) and value in enum.__members__:
+            return enum[value]
+        for member in enum:
+            # a bool is an int to Python, but no number to the user
+            if member.value == value and not isinstance(value, bool):
+                return member
+        raise PydanticCustomError("enum", "must be one of {allowed}", {"allowed": ", ".join(enum.__members__)})
+
+    return convert
+
+
+if TYPE_CHECKING:
+    EnumField = Annotated[Any, ...]
+else:
+
+    class EnumField:
+        """``EnumField[Precision]``: an enum that the YAML spells by member name or by value."""
+
+        def __class_getitem__(cls, enum: type[Enum]) -> Any:
+            return Annotated[enum, BeforeValidator(_enum_member(enum))]
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise PydanticCustomError("path_not_found", "no such file or folder: {path}", {"path": str(path)})
+    return path
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "no such file"
+        raise PydanticCustomError("path_not_found", "{what}: {path}", {"what": what, "path": str(path)})
+    return path
+
+
+ExistingPath = Annotated[Path, AfterValidator(_existing)]
+"""A file or folder that must be there when the config is checked."""
+
+ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
+"""A file that must be there when the config is checked."""
+
+
+def slots_of(annotation: Any) -> tuple[tuple[type[Interface], ...], Any]:
+    """Which interfaces an annotation accepts directly, and the annotation of its items if it is a list."""
+    direct = [m.interface for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Slot)]
+    if hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    item = None
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for option in typing.get_args(annotation):
+            more, option_item = slots_of(option)
+            direct += more
+            item = item or option_item
+    elif origin in (list, tuple, set):
+        arguments = typing.get_args(annotation)
+        item = arguments[0] if arguments else None
+    return tuple(direct), item
+
+
+def child_annotation(annotation: Any, key: str | int) -> Any:
+    """The annotation one level down, through nested models, unions, lists and dicts; None where there is none."""
+    if hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotations_of(annotation).get(str(key))
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return next((found for a in arguments if (found := child_annotation(a, key)) is not None), None)
+    if origin in (list, tuple) and isinstance(key, int) and arguments:
+        return arguments[0]
+    return arguments[1] if origin is dict else None
+
+
+def annotations_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Field names and aliases of a model, each with its full annotation."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        for alias in names_of(name, field):
+            found[alias] = annotation
+    return found
+
+
+def names_of(name: str, field: Any) -> list[str]:
+    """Every spelling under which a field may be given: its name, then its aliases."""
+    alias = field.validation_alias
+    choices = [alias] if isinstance(alias, str) else list(getattr(alias, "choices", []))
+    return list(dict.fromkeys([name, *(c for c in choices if isinstance(c, str))]))

@@ -1,0 +1,192 @@
+"""The composition root: config to registry to factory to trainer."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from modalities.config.environment import Environment
+from modalities.config.loading import LoadedConfig, dump_resolved, load_config
+from modalities.exceptions import Interrupted
+from modalities.factory.build import build
+from modalities.factory.plan import Plan, make_plan
+from modalities.progress import TrainingProgress
+from modalities.registry.registry import Registry
+from modalities.run_folder import RunFolder, new_experiment_id, newest_run_of
+from modalities.training.recipe import Settings, TrainingRecipe
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked for.
+
+    Args:
+        config: The experiment's YAML file.
+        experiments_root: Folder that holds the run folders.
+        experiment_id: Name of the run's folder; made from the time and the config's name if not given.
+        resume: ``none``, ``auto`` (the newest checkpoint of this run, if any) or the path of a checkpoint or run.
+        last_checkpoint_info: For a warm start whose config asks for ``${warmstart_env:checkpoint_paths}``.
+        overrides: Words of the command line that changed the config.
+    """
+
+    config: Path
+    experiments_root: Path = Path("experiments")
+    experiment_id: str | None = None
+    resume: str = "none"
+    last_checkpoint_info: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+    def environment(self, experiment_id: str) -> Environment:
+        return Environment(self.config, self.experiments_root, experiment_id, self.last_checkpoint_info)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a run ended."""
+
+    run_folder: Path
+    progress: TrainingProgress
+    last_checkpoint: Path | None
+
+
+def check(request: RunRequest, registry: Registry | None = None) -> Plan:
+    """Check a training config without importing torch; nothing is built.
+
+    Returns:
+        The plan; its faults tell what is wrong.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    loaded = load_config(request.environment(request.experiment_id or new_experiment_id(request.config)))
+    return make_plan(loaded.tree, registry or Registry.standard(), TrainingRecipe, loaded.faults)
+
+
+def build_from_file(config: Path, recipe: type[R], registry: Registry | None = None) -> R:
+    """Build what another recipe than a training run's needs from a YAML file.
+
+    Raises:
+        ConfigError: The config has faults.
+    """
+    loaded = load_config(Environment(config, Path("experiments"), new_experiment_id(config)))
+    plan = make_plan(loaded.tree, registry or Registry.standard(), recipe, loaded.faults)
+    return build(plan, recipe)
+
+
+def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
+    """Run an experiment to its end; under a launcher, as one of its ranks.
+
+    Raises:
+        UserError: The config, the data, a checkpoint or a folder is not as it must be.
+        Interrupted: It was asked to stop; a checkpoint is saved.
+    """
+    from modalities.parallel.process_group import from_rank_zero, global_rank, process_group
+
+    with process_group():
+        experiment_id = from_rank_zero(_choose_experiment_id(request) if global_rank() == 0 else "")
+        loaded = load_config(request.environment(experiment_id))
+        plan = make_plan(loaded.tree, registry or Registry.standard(), TrainingRecipe, loaded.faults)
+        return _run(request, plan, loaded, RunFolder(request.experiments_root / experiment_id))
+
+
+def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolder) -> RunSummary:
+    import torch
+
+    from modalities.checkpointing.resume_state import ResumeState, restore_rng_state
+    from modalities.parallel.process_group import global_rank, machine_device, on_rank_zero, world_size
+    from modalities.tracking.metrics_file import MetricsFile
+    from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
+    from modalities.training.resuming import find_resume_checkpoint, resume_, warmstart_state
+    from modalities.training.stopping import StopRequest
+
+    settings_node = plan.tree.get(("settings", "seed"))
+    seed = settings_node.value if settings_node is not None and isinstance(settings_node.value, int) else 42
+    torch.manual_seed(seed)
+    recipe = build(plan, TrainingRecipe)
+    settings: Settings = recipe.settings
+    check_consistency(recipe)
+    on_rank_zero(folder.create)
+    checkpoint = find_resume_checkpoint(request.resume, recipe, folder.path.name)
+    progress = start_progress(settings)
+    resume_state: ResumeState | None = warmstart_state(settings)
+    if checkpoint is not None:
+        progress, resume_state = resume_(recipe.app_state, checkpoint, progress, settings)
+    metrics = MetricsFile(folder.metrics_file)
+
+    def record() -> None:
+        folder.record(request.config, loaded.text, dump_resolved(loaded.tree), list(request.overrides), world_size())
+        metrics.rewind(progress.num_seen_steps)
+
+    on_rank_zero(record)
+    trainer = make_trainer(recipe, machine_device(), [metrics])
+    trainer.last_checkpoint = checkpoint.path if checkpoint is not None else None
+    if global_rank() == 0:
+        print_banner(recipe, machine_device(), progress, checkpoint, folder.path)
+
+    def set_random_states() -> None:
+        # ranks must drop different activations
+        torch.manual_seed(settings.seed + 1 + global_rank())
+        random.seed(settings.seed + 1 + global_rank())
+        if resume_state is not None:
+            restore_rng_state(resume_state)
+
+    stop_request = StopRequest()
+    try:
+        with stop_request.listening():
+            progress = trainer.train(progress, stop_request, set_random_states)
+    finally:
+        trainer.close()
+    summary = RunSummary(folder.path, progress, trainer.last_checkpoint)
+    if global_rank() == 0:
+        _print_summary(request, summary, trainer.last_losses())
+    if not progress.is_finished:
+        raise Interrupted(
+            f"stopped by {stop_request.signal_name or 'another rank'} after step {progress.num_seen_steps}"
+        )
+    return summary
+
+
+def _choose_experiment_id(request: RunRequest) -> str:
+    if request.experiment_id:
+        return request.experiment_id
+    if request.resume == "auto":
+        newest = newest_run_of(request.config, request.experiments_root)
+        if newest is not None:
+            return newest.name
+        logger.info("no run of %s in %s yet: starting afresh", request.config, request.experiments_root)
+    elif request.resume != "none":
+        from modalities.checkpointing.discovery import locate_checkpoint
+
+        return locate_checkpoint(Path(request.resume)).experiment_id
+    return new_experiment_id(request.config)
+
+
+def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float]) -> None:
+    from modalities.tracking.console import console
+
+    progress = summary.progress
+    what = "finished" if progress.is_finished else "stopped"
+    console.print(f"\n{what} at step {progress.num_seen_steps} of {progress.num_target_steps}")
+    for name, loss in losses.items():
+        console.print(f"  {name:<16} {loss:.4f}")
+    console.print(f"  run folder       {summary.run_folder}")
+    console.print(f"  last checkpoint  {summary.last_checkpoint or 'none'}")
+    if progress.is_finished and summary.last_checkpoint is not None:
+        command = f'modalities generate --checkpoint {shlex.quote(str(summary.run_folder))} --prompt "…"'
+        console.print(f"  generate with    {command}")
+    elif summary.last_checkpoint is not None:
+        config, root = shlex.quote(str(request.config)), shlex.quote(str(request.experiments_root))
+        console.print(
+            f"  resume with      modalities run --config {config} --experiments_root_path {root} "
+            f"--experiment_id {shlex.quote(summary.run_folder.name)} --resume auto"
+        )

@@ -1,0 +1,121 @@
+"""A run's folder: what made the run, what it measured, what it saved."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modalities.exceptions import UserError
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder.
+
+    Args:
+        path: ``<experiments root>/<experiment id>``.
+    """
+
+    path: Path
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def resolved_config(self) -> Path:
+        return self.path / "config.resolved.yaml"
+
+    def create(self) -> None:
+        """Make the folder and prove that it can be written to.
+
+        Raises:
+            UserError: It cannot.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".write-probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run folder {self.path}: {error.strerror}; choose another with --experiments_root_path"
+            ) from error
+
+    def record(self, config_file: Path, config_text: str, resolved: str, overrides: list[str], world_size: int) -> None:
+        """Keep the config as given and resolved, the overrides and the surroundings."""
+        (self.path / "config.yaml").write_text(config_text, encoding="utf-8")
+        self.resolved_config.write_text(resolved, encoding="utf-8")
+        (self.path / "overrides.json").write_text(json.dumps(overrides) + "\n", encoding="utf-8")
+        started = {**_environment(world_size), "config_file": str(config_file.absolute())}
+        history = [*_history(self.path), started]
+        (self.path / RUN_FILE).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
+
+
+def new_experiment_id(config_file: Path) -> str:
+    """A name that tells the time and the config: ``2026-01-31__12-00-00_quickstart``."""
+    return f"{time.strftime('%Y-%m-%d__%H-%M-%S')}_{config_file.stem}"
+
+
+def newest_run_of(config_file: Path, experiments_root: Path) -> Path | None:
+    """The run folder that was last started from a config file, or None."""
+    if not experiments_root.is_dir():
+        return None
+    wanted = str(config_file.absolute())
+    runs = []
+    for folder in experiments_root.iterdir():
+        history = _history(folder)
+        if history and history[-1].get("config_file") == wanted:
+            runs.append((history[-1].get("started_at", ""), folder))
+    return max(runs)[1] if runs else None
+
+
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """Every start of a run, oldest first."""
+    try:
+        content = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # no run's folder, or one whose record a kill cut short: both are not a run to go on with
+        return []
+    return content if isinstance(content, list) else []
+
+
+def _environment(world_size: int) -> dict[str, Any]:
+    packages = ("modalities", "torch", "numpy", "pydantic", "omegaconf", "tokenizers")
+    return {
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "working_directory": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "world_size": world_size,
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the working directory and whether it has changes; None where it is no git checkout."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.stdout.strip(), "has_changes": bool(status.stdout.strip())}

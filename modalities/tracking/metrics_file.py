@@ -1,0 +1,53 @@
+"""Figures of a run as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from modalities.tracking.subscribers import EvaluationResultBatch, ResultsSubscriberIF
+
+
+class MetricsFile(ResultsSubscriberIF):
+    """Appends one JSON object per line, with the fields of :class:`EvaluationResultBatch`, in full precision.
+
+    Args:
+        output_file_path: The file; its folder is made if absent.
+    """
+
+    def __init__(self, output_file_path: Path) -> None:
+        self.path = output_file_path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def consume_result(self, result: EvaluationResultBatch) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+
+    def rewind(self, num_steps: int) -> None:
+        """Go back to a step: later lines, written before the run broke off, move to a file beside.
+
+        A run that goes on from a checkpoint writes those steps again.
+
+        Args:
+            num_steps: Optimizer steps done at the checkpoint.
+        """
+        if not self.path.exists():
+            return
+        kept, superseded = [], []
+        for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
+            # a kill may leave half a line at the end
+            whole = line.endswith("\n") and line.startswith("{")
+            (kept if whole and json.loads(line)["num_train_steps_done"] <= num_steps else superseded).append(line)
+        if not superseded:
+            return
+        with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(line if line.endswith("\n") else line + "\n" for line in superseded)
+        rewritten = self.path.with_name(f".tmp-{self.path.name}")
+        rewritten.write_text("".join(kept), encoding="utf-8")
+        rewritten.replace(self.path)
+
+
+def make_metrics_file(output_file_path: Path) -> ResultsSubscriberIF:
+    """Builder of ``results_subscriber: to_disc``; the trainer hands figures to rank 0's subscriber only."""
+    return MetricsFile(output_file_path)

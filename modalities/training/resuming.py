@@ -1,0 +1,70 @@
+"""Going on from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from modalities.checkpointing.app_state import AppState
+from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
+from modalities.checkpointing.restoring import restore_
+from modalities.checkpointing.resume_state import ResumeState, read_resume_state
+from modalities.parallel.process_group import on_rank_zero
+from modalities.progress import TrainingProgress
+from modalities.training.recipe import Settings, TrainingRecipe
+
+logger = logging.getLogger(__name__)
+
+
+def find_resume_checkpoint(resume: str, recipe: TrainingRecipe, experiment_id: str) -> Checkpoint | None:
+    """The checkpoint to go on from; rank 0 decides for all.
+
+    Args:
+        resume: ``none``, ``auto`` or a path.
+        recipe: Built components; its checkpoint saving tells where this run's checkpoints are.
+        experiment_id: With ``auto``, whose checkpoints are meant.
+
+    Raises:
+        CheckpointError: A path was given and there is no checkpoint.
+    """
+
+    def find() -> Checkpoint | None:
+        if resume == "none":
+            return None
+        if resume == "auto":
+            found = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, experiment_id)
+            return found[-1] if found else None
+        return locate_checkpoint(Path(resume))
+
+    return on_rank_zero(find)
+
+
+def resume_(
+    app_state: AppState, checkpoint: Checkpoint, progress: TrainingProgress, settings: Settings
+) -> tuple[TrainingProgress, ResumeState | None]:
+    """Load the checkpoint into the app state, in place.
+
+    Returns:
+        Where the run stands, with its present target; and the random states, to be set last.
+    """
+    resume_state = restore_(app_state, checkpoint)
+    if resume_state is not None:
+        seen = resume_state.progress
+    else:
+        tokens = checkpoint.progress.num_seen_tokens
+        seen = replace(checkpoint.progress, num_seen_samples=tokens // settings.step_profile.sequence_length)
+        logger.warning("%s has no resume state: random states (dropout) start anew", checkpoint.path)
+    reached = replace(seen, num_target_steps=progress.num_target_steps, num_target_tokens=progress.num_target_tokens)
+    return reached, resume_state
+
+
+def warmstart_state(settings: Settings) -> ResumeState | None:
+    """Random states of the checkpoint that the config itself loads, if it names one."""
+    paths = settings.warmstart_checkpoint_paths
+    if paths is None:
+        return None
+    path = paths.checkpoint_folder_path or paths.model_checkpoint_path
+    if path is None:
+        return None
+    return on_rank_zero(lambda: read_resume_state(locate_checkpoint(path).resume_state_path))
