@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shlex
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from modalities.run_folder import RunFolder, new_experiment_id, newest_run_of
 from modalities.training.recipe import Settings, TrainingRecipe
 
 logger = logging.getLogger(__name__)
+
+NUM_PROCESSES_VARIABLE = "MODALITIES_NPROC"
+"""Set for the processes that ``--nproc`` starts, to their number."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -185,8 +189,10 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
         command = f'modalities generate --checkpoint {shlex.quote(str(summary.run_folder))} --prompt "…"'
         console.print(f"  generate with    {command}")
     elif summary.last_checkpoint is not None:
+        num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)
+        nproc = f" --nproc {num_processes}" if num_processes else ""
         config, root = shlex.quote(str(request.config)), shlex.quote(str(request.experiments_root))
         console.print(
             f"  resume with      modalities run --config {config} --experiments_root_path {root} "
-            f"--experiment_id {shlex.quote(summary.run_folder.name)} --resume auto"
+            f"--experiment_id {shlex.quote(summary.run_folder.name)}{nproc} --resume auto"
         )

@@ -29,6 +29,9 @@ class AppState(Stateful):
         model: The model, or its parts.
         optimizer: Over the model's parameters.
         lr_scheduler: Over the optimizer, if there is one.
+
+    Attributes:
+        rank_state: Further numbers of this rank that exact resuming needs; they travel beside the state dict.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class AppState(Stateful):
         self.model_parts = model if isinstance(model, list) else [model]
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
+        self.rank_state: dict[str, float] = {}
         self._is_loaded = False
 
     @property

@@ -33,22 +33,26 @@ class ResumeState:
     Args:
         progress: Counters at the time of saving; its samples are the position in the data.
         rng: State of every random generator, by rank.
+        rank_state: Further numbers, by rank.
         lr_scheduler: The scheduler's state where the checkpoint's format has no place for it.
     """
 
     progress: TrainingProgress
     rng: list[dict[str, Any]]
+    rank_state: list[dict[str, float]]
     lr_scheduler: dict[str, Any] | None = None
 
 
-def collect_resume_state(progress: TrainingProgress, lr_scheduler: dict[str, Any] | None = None) -> ResumeState:
-    """The state of all ranks; all ranks must call it."""
-    own = rng_state()
+def collect_resume_state(
+    progress: TrainingProgress, rank_state: dict[str, float], lr_scheduler: dict[str, Any] | None = None
+) -> ResumeState:
+    """The state of all ranks, whole on rank 0; all ranks must call it."""
+    own = (rng_state(), rank_state)
     if world_size() == 1:
-        return ResumeState(progress, [own], lr_scheduler)
+        return ResumeState(progress, [own[0]], [rank_state], lr_scheduler)
     gathered: list[Any] = [None] * world_size() if global_rank() == 0 else []
     dist.gather_object(own, gathered if global_rank() == 0 else None, dst=0)
-    return ResumeState(progress, gathered, lr_scheduler)
+    return ResumeState(progress, [rng for rng, _ in gathered], [numbers for _, numbers in gathered], lr_scheduler)
 
 
 def write_resume_state(path: Path, state: ResumeState) -> None:
@@ -57,6 +61,7 @@ def write_resume_state(path: Path, state: ResumeState) -> None:
         "format_version": FORMAT_VERSION,
         "progress": asdict(state.progress),
         "rng": state.rng,
+        "rank_state": state.rank_state,
         "lr_scheduler": state.lr_scheduler,
     }
     with atomic_file(path) as file:
@@ -78,7 +83,8 @@ def read_resume_state(path: Path) -> ResumeState | None:
             raise CheckpointError(
                 f"{path} has format {version}, this version reads up to {FORMAT_VERSION}: update modalities"
             )
-        return ResumeState(TrainingProgress(**content["progress"]), content["rng"], content["lr_scheduler"])
+        progress = TrainingProgress(**content["progress"])
+        return ResumeState(progress, content["rng"], content["rank_state"], content["lr_scheduler"])
     except CheckpointError:
         raise
     except Exception as error:
@@ -129,3 +135,8 @@ def restore_rng_state(state: ResumeState) -> None:
     device = machine_device()
     if device.type != "cpu" and "accelerator" in own:
         torch.get_device_module(device).set_rng_state(own["accelerator"], device)
+
+
+def own_rank_state(state: ResumeState) -> dict[str, float]:
+    """This rank's further numbers; empty in another world than the one that saved."""
+    return state.rank_state[global_rank()] if len(state.rank_state) == world_size() else {}

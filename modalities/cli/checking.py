@@ -8,7 +8,7 @@ import click
 
 from modalities.config.faults import raise_on_errors
 from modalities.factory.plan import Plan
-from modalities.run import RunRequest, check
+from modalities.run import NUM_PROCESSES_VARIABLE, RunRequest, check
 
 
 def check_or_exit(request: RunRequest) -> Plan:
@@ -18,7 +18,7 @@ def check_or_exit(request: RunRequest) -> Plan:
         ConfigError: It has faults.
     """
     plan = check(request)
-    if os.environ.get("RANK", "0") == "0" and "MODALITIES_CHECKED" not in os.environ:
+    if os.environ.get("RANK", "0") == "0" and NUM_PROCESSES_VARIABLE not in os.environ:
         for fault in plan.faults:
             if fault.severity == "warning":
                 click.echo(fault.render() + "\n", err=True)

@@ -7,6 +7,8 @@ import os
 import sys
 
 from modalities.cli.main import EXIT_USER_ERROR
+from modalities.exceptions import Interrupted
+from modalities.run import NUM_PROCESSES_VARIABLE
 
 
 def launch(num_processes: int) -> None:
@@ -15,13 +17,15 @@ def launch(num_processes: int) -> None:
     Args:
         num_processes: Ranks on this machine.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # the launcher tells each failure in a page of its own; ours is told by the rank itself
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("agent.server.api", "multiprocessing.api", "multiprocessing.errors"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
-    os.environ["MODALITIES_CHECKED"] = "1"
+    os.environ[NUM_PROCESSES_VARIABLE] = str(num_processes)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -34,6 +38,8 @@ def launch(num_processes: int) -> None:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "modalities", *sys.argv[1:])
+    except SignalException as stopped:
+        raise Interrupted(f"stopped by {stopped.sigval.name}") from stopped
     except ChildFailedError as failed:
         exit_codes = [failure.exitcode for failure in failed.failures.values()]
         sys.exit(EXIT_USER_ERROR if exit_codes and all(code == EXIT_USER_ERROR for code in exit_codes) else 1)

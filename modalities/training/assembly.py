@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import torch
-from rich.table import Table
 
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.data.dataloader import LLMDataLoader
@@ -185,7 +184,5 @@ def print_banner(
         "start": start,
         "run folder": str(run_folder),
     }
-    table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table)
+        console.print(f"{name:<16} {value}", markup=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
 from modalities.checkpointing.restoring import restore_
-from modalities.checkpointing.resume_state import ResumeState, read_resume_state
+from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
 from modalities.parallel.process_group import on_rank_zero
 from modalities.progress import TrainingProgress
 from modalities.training.recipe import Settings, TrainingRecipe
@@ -50,6 +50,7 @@ def resume_(
     """
     resume_state = restore_(app_state, checkpoint)
     if resume_state is not None:
+        app_state.rank_state = own_rank_state(resume_state)
         seen = resume_state.progress
     else:
         tokens = checkpoint.progress.num_seen_tokens

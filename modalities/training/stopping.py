@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,7 @@ class StopRequest:
         self.signal_name: str | None = None
         self._asked = torch.zeros(1)
         self._work: Any = None
+        self._received_at: float | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -51,6 +53,8 @@ class StopRequest:
         return bool(self._asked[0])
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal_name is not None and number == signal.SIGINT:
+        # a launcher passes on what the terminal has sent already, so only a later signal is a second one
+        if number == signal.SIGINT and self._received_at is not None and time.monotonic() - self._received_at > 1:
             raise KeyboardInterrupt
+        self._received_at = self._received_at or time.monotonic()
         self.signal_name = signal.Signals(number).name

@@ -83,6 +83,22 @@ class _IntervalFigures:
         self.seconds = 0.0
         self.learning_rates: list[float] = []
 
+    def state(self) -> dict[str, float]:
+        """The sums so far, so that a run resumed between two logs logs the same means."""
+        return {
+            "loss_sum": self.loss_sum.item(),
+            "grad_norm_sum": self.grad_norm_sum.item(),
+            "num_steps": self.num_steps,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from the sums of :meth:`state`; from zero where there are none."""
+        if state:
+            self.loss_sum.fill_(state["loss_sum"])
+            self.grad_norm_sum.fill_(state["grad_norm_sum"])
+            self.num_steps, self.seconds = int(state["num_steps"]), state["seconds"]
+
     def add(self, loss: Tensor, grad_norm: Tensor, learning_rates: list[float], seconds: float) -> None:
         self.loss_sum += loss
         self.grad_norm_sum += grad_norm
@@ -159,6 +175,7 @@ class Trainer:
         """
         batches = self.train_dataloader.stream(progress.num_seen_samples)
         figures = _IntervalFigures(self.device)
+        figures.restore(self.app_state.rank_state)
         for part in self.app_state.model_parts:
             part.train()
         before_first_step()
@@ -173,6 +190,7 @@ class Trainer:
             if self._is_due(progress, self.intervals.evaluation_interval_in_steps) and not stopping:
                 self._evaluate(progress)
             if self._is_due(progress, self.intervals.checkpointing_interval_in_steps) or stopping:
+                self.app_state.rank_state = figures.state()
                 self._save(progress, stopping)
             if stopping:
                 break

@@ -63,7 +63,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
         except CheckpointException as error:
             on_rank_zero(lambda: remove(temporary))
             raise CheckpointError(f"the checkpoint {final} could not be written: {_causes(error)}") from error
-        resume_state = collect_resume_state(training_progress)
+        resume_state = collect_resume_state(training_progress, app_state.rank_state)
 
         def commit() -> None:
             write_resume_state(temporary / paths.RESUME_STATE_FILE, resume_state)
@@ -114,7 +114,9 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         optimizer_path = self._file(training_progress, CheckpointingEntityType.OPTIMIZER.value)
         on_rank_zero(lambda: _writing(model_path, lambda: self.checkpoint_path.mkdir(parents=True, exist_ok=True)))
         scheduler = app_state.lr_scheduler
-        resume_state = collect_resume_state(training_progress, scheduler.state_dict() if scheduler else None)
+        resume_state = collect_resume_state(
+            training_progress, app_state.rank_state, scheduler.state_dict() if scheduler else None
+        )
         optimizer_state = full_optimizer_state_dict(model, app_state.optimizer)
 
         def write_all_but_the_model() -> None:
