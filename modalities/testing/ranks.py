@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -77,7 +78,8 @@ def _run_rank(
         dist.barrier()
     except BaseException:
         result = ("raised", traceback.format_exc())
-    connection.send(result)
+    # plain bytes: torch would send tensors as handles that end with this process
+    connection.send_bytes(pickle.dumps(result))
     connection.close()
     # the interpreter's exit would run the parent's handlers
     os._exit(0)
@@ -89,7 +91,7 @@ def _collect(processes: list[Any], connections: list[Connection], timeout_s: flo
     for process, connection in zip(processes, connections, strict=True):
         try:
             if connection.poll(max(0.0, deadline - time.monotonic())):
-                outcomes.append(connection.recv())
+                outcomes.append(pickle.loads(connection.recv_bytes()))
             else:
                 outcomes.append(("hung", f"no answer within {timeout_s} s"))
         except EOFError:
