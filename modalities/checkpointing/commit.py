@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from modalities.durability import atomic_file, fsync
 
 logger = logging.getLogger(__name__)
 
-TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
-
-
-def temporary_path(final: Path) -> Path:
-    """The name beside ``final`` that it is written under; no reader takes it for a checkpoint."""
-    return final.with_name(TEMPORARY_PREFIX + final.name)
-
-
-@contextlib.contextmanager
-def atomic_file(final: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well, durable, replacing what was there; otherwise it is gone."""
-    temporary = temporary_path(final)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(final)
-        fsync_folder(final.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(final: Path, content: Any) -> None:
@@ -47,14 +25,14 @@ def write_json(final: Path, content: Any) -> None:
 def commit_folder(temporary: Path, final: Path) -> None:
     """Give a fully written folder its name; what had that name before is removed afterwards."""
     for file in temporary.rglob("*"):
-        _fsync(file)
-    fsync_folder(temporary)
+        fsync(file)
+    fsync(temporary)
     superseded = None
     if final.exists():
         superseded = final.with_name(f"{TRASH_PREFIX}{final.name}-{os.getpid()}")
         final.rename(superseded)
     temporary.rename(final)
-    fsync_folder(final.parent)
+    fsync(final.parent)
     if superseded is not None:
         remove(superseded)
 
@@ -64,7 +42,7 @@ def discard(path: Path) -> None:
     trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{os.getpid()}")
     try:
         path.rename(trash)
-        fsync_folder(path.parent)
+        fsync(path.parent)
     except FileNotFoundError:
         logger.warning("the checkpoint %s is gone already", path)
         return
@@ -83,16 +61,3 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("could not remove %s: %s", path, error.strerror)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    _fsync(folder)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from modalities.checkpointing.commit import atomic_file
+from modalities.durability import atomic_file
 from modalities.exceptions import CheckpointError
 from modalities.parallel.process_group import global_rank, machine_device, world_size
 from modalities.progress import TrainingProgress

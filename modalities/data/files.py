@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import IO
 
+from modalities.durability import atomic_file
 from modalities.exceptions import DataError
 
 
@@ -33,24 +33,15 @@ class FileExistencePolicy(Enum):
 
 
 @contextmanager
-def atomic_file(final: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well, durable, replacing what was there; otherwise it is gone."""
-    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+def output_file(final: Path) -> Iterator[IO[bytes]]:
+    """A file that appears whole when the block ends well; its folder is made if absent.
+
+    Raises:
+        DataError: It cannot be written.
+    """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w+b") as file:
+        with atomic_file(final) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(final)
-        descriptor = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise DataError(f"cannot write {final}: {error.strerror}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

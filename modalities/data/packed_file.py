@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modalities.data.files import atomic_file
+from modalities.data.files import output_file
 from modalities.data.safe_pickle import load_spans
 from modalities.exceptions import DataError
 
@@ -122,7 +122,7 @@ class PackedFileWriter:
 
 def write_info(path: Path, info: PackedFileInfo) -> None:
     """Write the JSON beside a packed file."""
-    with atomic_file(info_path(path)) as file:
+    with output_file(info_path(path)) as file:
         file.write(json.dumps(asdict(info), indent=2).encode() + b"\n")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modalities.data.files import FileExistencePolicy, atomic_file
+from modalities.data.files import FileExistencePolicy, output_file
 from modalities.data.packed_file import PackedFileInfo, PackedFileWriter, read_info, write_info
 from modalities.data.raw_index import create_raw_index, read_raw_index
 from modalities.data.tokenizers import TokenizerWrapper
@@ -102,7 +102,7 @@ class Packing:
         index_policy = FileExistencePolicy.SKIP if self.index_path else FileExistencePolicy.OVERRIDE
         create_raw_index(self.src_path, index_path, index_policy)
         report = PackingReport()
-        with atomic_file(dst_path) as file:
+        with output_file(dst_path) as file:
             writer = PackedFileWriter(file, self.tokenizer.vocab_size)
             texts = self._texts(read_raw_index(index_path), report)
             while batch := list(itertools.islice(texts, _BATCH_SIZE)):

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-from modalities.data.files import FileExistencePolicy, atomic_file
+from modalities.data.files import FileExistencePolicy, output_file
 from modalities.data.safe_pickle import load_spans
 from modalities.exceptions import DataError
 
@@ -35,7 +35,7 @@ def create_raw_index(
     index_path = index_path or default_index_path(src_path)
     if file_existence_policy.allows(index_path):
         spans = list(_spans(src_path))
-        with atomic_file(index_path) as file:
+        with output_file(index_path) as file:
             file.write(pickle.dumps(spans, protocol=4))
     return index_path
 

@@ -11,7 +11,7 @@ from torch.optim import Adam, AdamW
 
 from modalities.exceptions import UserError
 from modalities.parallel.parameter_names import clean_name
-from modalities.registry.suggestions import did_you_mean
+from modalities.config.suggestions import did_you_mean
 
 FUSED_DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Where torch has a fused Adam."""

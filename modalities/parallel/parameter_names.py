@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from modalities.exceptions import UserError
-from modalities.registry.suggestions import did_you_mean
+from modalities.config.suggestions import did_you_mean
 
 _WRAPPER_PARTS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
-from modalities.data.files import atomic_file
+from modalities.data.files import output_file
 from modalities.data.packed_file import PackedFileWriter
 
 
 def write_tokens(path: Path, num_tokens: int, vocab_size: int, seed: int = 0) -> Path:
     """A packed file of one document of random token ids."""
     ids = np.random.default_rng(seed).integers(0, vocab_size, num_tokens)
-    with atomic_file(path) as file:
+    with output_file(path) as file:
         writer = PackedFileWriter(file, vocab_size)
         writer.write_document(ids.tolist())
         writer.finish()

@@ -68,7 +68,7 @@ def _train_losses(root: Path, experiment_id: str) -> list[float]:
     return [r["losses"]["train loss last"] for r in results if r["dataloader_tag"] == "train"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def reference(tmp_path: Path) -> tuple[list[float], dict[str, dict[str, Tensor]]]:
     config = write_config(tiny_config(tmp_path, num_steps=NUM_STEPS), tmp_path / "reference.yaml")
     ((losses, state),) = run_on_ranks(_plain_loop, 1, config, tmp_path)

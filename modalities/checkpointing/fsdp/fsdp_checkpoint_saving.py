@@ -14,9 +14,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from modalities.checkpointing import paths
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.commit import atomic_file, commit_folder, discard, remove, temporary_path, write_json
+from modalities.checkpointing.commit import commit_folder, discard, remove, write_json
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
 from modalities.checkpointing.resume_state import collect_resume_state, write_resume_state
+from modalities.durability import atomic_file, temporary_path
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1 import full_model_state_dict, full_optimizer_state_dict
 from modalities.parallel.process_group import on_rank_zero
