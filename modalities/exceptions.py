@@ -13,10 +13,7 @@ Interrupted                   the run was asked to stop, saved a checkpoint and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from modalities.config.faults import Fault
+from typing import Any
 
 
 class ModalitiesError(Exception):
@@ -32,10 +29,10 @@ class ConfigError(UserError):
 
     Args:
         message: The rendered report.
-        faults: The faults it was made of, for programs.
+        faults: The :class:`~modalities.config.faults.Fault` objects it was made of, for programs.
     """
 
-    def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, message: str, faults: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.faults = list(faults)
 

@@ -96,11 +96,11 @@ def read_resume_state(path: Path) -> ResumeState | None:
 def rng_state() -> dict[str, Any]:
     """State of torch's (CPU and accelerator), numpy's and Python's global generators."""
     version, internal, gauss_next = random.getstate()
-    algorithm, keys, position, has_gauss, cached_gaussian = np.random.get_state()
+    algorithm, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     state = {
         "torch": torch.get_rng_state(),
         "python": (version, list(internal), gauss_next),
-        "numpy": (algorithm, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached_gaussian),
+        "numpy": (algorithm, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached_gaussian),
     }
     device = machine_device()
     if device.type != "cpu":

@@ -124,5 +124,6 @@ def is_component(node: Node) -> bool:
 def reference_name(node: Node) -> Node | None:
     """The node that names the entry referred to, if the mapping is a reference."""
     if isinstance(node.value, dict) and INSTANCE_KEY in node.value and set(node.value) <= {INSTANCE_KEY, PASS_TYPE}:
-        return node.value[INSTANCE_KEY]
+        name: Node = node.value[INSTANCE_KEY]
+        return name
     return None

@@ -109,6 +109,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             items = [self._convert(item, (*path, i), parents) for i, item in enumerate(node.value)]
             return Node(items, self._place(node))
+        assert isinstance(node, yaml.ScalarNode)
         return self._convert_scalar(node, path)
 
     def _convert_mapping(self, node: yaml.MappingNode, path: TreePath, parents: tuple[int, ...]) -> Node:

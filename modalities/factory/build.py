@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from modalities.config.faults import Fault, raise_on_errors
 from modalities.config.tree import CONFIG, Node, TreePath, dotted
 from modalities.exceptions import ConfigError, UserError
-from modalities.factory.plan import Plan, PlannedComponent
+from modalities.factory.plan import Plan
+from modalities.factory.planned_component import PlannedComponent
 from modalities.factory.validation import validate
 from modalities.registry.fields import Pending, satisfies
 from modalities.registry.registry import Registry

@@ -125,7 +125,8 @@ def _blamed_field(text: str, node: Node) -> Node:
     if isinstance(node.value, dict):
         mentioned = [key for key in node.value if str(key) in text]
         if mentioned:
-            return node.value[min(mentioned, key=lambda key: (node.value[key].value is BROKEN, -len(str(key))))]
+            blamed: Node = node.value[min(mentioned, key=lambda key: (node.value[key].value is BROKEN, -len(str(key))))]
+            return blamed
     return node
 
 

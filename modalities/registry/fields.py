@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -92,7 +92,8 @@ class Slot:
 
 
 if TYPE_CHECKING:
-    Instance = Annotated[Any, ...]
+    T = TypeVar("T")
+    Instance: TypeAlias = Annotated[T, "slot"]
 else:
 
     class Instance:
@@ -118,7 +119,7 @@ def _enum_member(enum: type[Enum]) -> typing.Callable[[Any], Any]:
 
 
 if TYPE_CHECKING:
-    EnumField = Annotated[Any, ...]
+    EnumField: TypeAlias = Annotated[T, "enum"]
 else:
 
     class EnumField:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,9 +16,6 @@ from modalities.tracking.subscribers import (
     ProgressSubscriberIF,
     ResultsSubscriberIF,
 )
-
-if TYPE_CHECKING:
-    from modalities.data.dataloader import LLMDataLoader
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -94,7 +91,7 @@ class RichResultsSubscriber(ResultsSubscriberIF):
 
 
 def make_progress_subscriber(
-    eval_dataloaders: list[LLMDataLoader] | None,
+    eval_dataloaders: list[Any] | None,
     train_dataloader_tag: str,
     num_seen_steps: int,
     num_target_steps: int,

@@ -25,6 +25,7 @@ from modalities.exceptions import CheckpointError
 from modalities.factory.build import build
 from modalities.factory.plan import make_plan
 from modalities.generate import GenerationRecipe
+from modalities.parallel.fsdp1 import full_optimizer_state_dict
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 from modalities.progress import TrainingProgress
 from modalities.registry.registry import Registry
@@ -264,9 +265,11 @@ def _load_fsdp1(config: Path, root: Path, model_file: Path, optimizer_file: Path
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, saved[name.replace("_fsdp_wrapped_module.", "")])
     assert {int(state["step"]) for state in optimizer.state.values()} == {8}
-    full = torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict(model, optimizer, rank0_only=False)
-    for name, state in full["state"].items():
-        assert torch.equal(state["exp_avg"], saved_optimizer["state"][name]["exp_avg"])
+    full = full_optimizer_state_dict(model, optimizer)
+    if dist.get_rank() == 0:
+        assert full["state"].keys() == saved_optimizer["state"].keys()
+        for name, state in full["state"].items():
+            assert all(torch.equal(state[key], saved_optimizer["state"][name][key]) for key in state)
 
 
 def test_fsdp1_files_are_read_on_rank_zero_wrapped_and_scattered(tmp_path: Path) -> None:
