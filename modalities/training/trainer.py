@@ -68,7 +68,7 @@ class Intervals:
     checkpointing_interval_in_steps: int
 
 
-class _IntervalFigures:
+class IntervalFigures:
     """Figures of the steps since the last log; they stay on the device until they are logged."""
 
     def __init__(self, device: torch.device) -> None:
@@ -174,14 +174,14 @@ class Trainer:
             How far it got.
         """
         batches = self.train_dataloader.stream(progress.num_seen_samples)
-        figures = _IntervalFigures(self.device)
+        figures = IntervalFigures(self.device)
         figures.restore(self.app_state.rank_state)
         for part in self.app_state.model_parts:
             part.train()
         before_first_step()
         while not progress.is_finished:
             stop_request.begin_agreement()
-            self._step(batches, figures)
+            self.step(batches, figures)
             progress = progress.after_step(self.step_profile.num_samples, self.step_profile.num_tokens)
             self.progress_subscriber.consume_train_step(progress)
             if self._is_due(progress, self.intervals.training_log_interval_in_steps):
@@ -209,7 +209,7 @@ class Trainer:
     def _is_due(self, progress: TrainingProgress, interval: int) -> bool:
         return progress.num_seen_steps % interval == 0 or progress.is_finished
 
-    def _step(self, batches: Iterator[DatasetBatch], figures: _IntervalFigures) -> None:
+    def step(self, batches: Iterator[DatasetBatch], figures: IntervalFigures) -> None:
         start = time.perf_counter()
         num_micro_batches = self.step_profile.gradient_accumulation_steps
         micro_batches = [next(batches) for _ in range(num_micro_batches)]
@@ -243,7 +243,7 @@ class Trainer:
             dist.all_reduce(count)
         return max(1, int(count))
 
-    def _log(self, progress: TrainingProgress, figures: _IntervalFigures) -> None:
+    def _log(self, progress: TrainingProgress, figures: IntervalFigures) -> None:
         losses = torch.stack([figures.loss_sum, figures.last_loss.double()])
         if world_size() > 1:
             dist.all_reduce(losses)
