@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -83,3 +85,15 @@ class SafeLoadPlanner(DefaultLoadPlanner):
             set_element(self.original_state_dict, self.mappings[name], loaded)
         else:
             self.state_dict[name] = loaded
+
+
+def load_on_one_process(state_dict: dict[str, Any], reader: SafeFileSystemReader) -> None:
+    """Fill the tensors of a state dict from a checkpoint folder, in place, without a process group.
+
+    Raises:
+        CheckpointException: A file cannot be read.
+    """
+    with warnings.catch_warnings():
+        # torch supposes that a process group was forgotten
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state_dict, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)

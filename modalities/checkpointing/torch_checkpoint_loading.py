@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import read_state_file
 from modalities.checkpointing.key_report import compare_tensors
-from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
+from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
 from modalities.exceptions import CheckpointError
 from modalities.parallel.process_group import machine_device
 
@@ -64,7 +63,7 @@ class TorchCheckpointLoading:
         }
         compare_tensors({name: tuple(tensor.shape) for name, tensor in own.items()}, saved, folder)
         try:
-            dcp.load({"app": {"model": own}}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+            load_on_one_process({"app": {"model": own}}, reader)
         except CheckpointException as error:
             raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
         model.load_state_dict(own)

@@ -55,7 +55,13 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     _configure_logging(debug)
     # the option may stand anywhere, also behind the command that failed
-    sys.exit(_run([word for word in words if word != "--debug"], debug))
+    exit_code = _run([word for word in words if word != "--debug"], debug)
+    if exit_code and "RANK" in os.environ:
+        # gloo's threads of a job that failed now and then abort the interpreter's exit, which would hide the exit code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 def _run(words: list[str], debug: bool) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,9 +65,7 @@ def shard_model(
     if sync_module_states and device.type == "cpu":
         _broadcast_from_rank_zero(model)
     strategy = TorchShardingStrategy[sharding_strategy.name]
-    with warnings.catch_warnings():
-        # torch announces the end of NO_SHARD at every wrap
-        warnings.filterwarnings("ignore", message=".*NO_SHARD.*", category=FutureWarning)
+    with _without_no_shard_warnings():
         return FSDP(
             model,
             auto_wrap_policy=functools.partial(lambda_auto_wrap_policy, lambda_fn=blocks.__contains__),
@@ -119,14 +119,25 @@ def load_full_optimizer_state_dict_(model: nn.Module, optimizer: Optimizer, stat
 _FROM_RANK_ZERO = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def _full_state(model: FSDP) -> Any:
+@contextmanager
+def _full_state(model: FSDP) -> Iterator[None]:
     offload = next(model.parameters()).device.type != "cpu"
-    return FSDP.state_dict_type(
+    full_state = FSDP.state_dict_type(
         model,
         StateDictType.FULL_STATE_DICT,
         FullStateDictConfig(offload_to_cpu=offload, rank0_only=True),
         FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=True),
     )
+    with full_state, _without_no_shard_warnings():
+        yield
+
+
+@contextmanager
+def _without_no_shard_warnings() -> Iterator[None]:
+    """torch announces the end of NO_SHARD, and its use for a world of one rank, at every turn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*NO_SHARD.*")
+        yield
 
 
 def _broadcast_from_rank_zero(model: nn.Module) -> None:

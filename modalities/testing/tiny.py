@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 import yaml
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
+from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
 from modalities.data.files import output_file
 from modalities.data.packed_file import PackedFileWriter
 
@@ -269,5 +268,5 @@ def read_tensors(checkpoint: Path) -> dict[str, Tensor]:
         for name, metadata in reader.read_metadata().state_dict_metadata.items()
         if isinstance(metadata, TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+    load_on_one_process(tensors, reader)
     return tensors

@@ -55,7 +55,7 @@ def _wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
 @pytest.fixture
 def long_config(tmp_path: Path) -> Path:
     """A run long enough to be killed on the way."""
-    return write_config(tiny_config(tmp_path, num_steps=400, checkpointing_interval=50), tmp_path / "config.yaml")
+    return write_config(tiny_config(tmp_path, num_steps=150, checkpointing_interval=30), tmp_path / "config.yaml")
 
 
 def test_a_run_tells_what_it_does_and_leaves_all_that_made_it(tmp_path: Path) -> None:
