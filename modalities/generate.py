@@ -16,7 +16,7 @@ from modalities.factory.plan import make_plan
 from modalities.registry.fields import Instance
 from modalities.registry.interfaces import Model, Tokenizer
 from modalities.registry.registry import Registry
-from modalities.run_folder import RunFolder
+from modalities.run_folder import RunFolder, find_checkpoint
 
 
 class GenerationRecipe(BaseModel):
@@ -68,13 +68,12 @@ def generate(
     Raises:
         UserError: The checkpoint, its config or the tokenizer is not there, or a sampling value is out of range.
     """
-    from modalities.checkpointing.discovery import locate_checkpoint
     from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading
     from modalities.data.tokenizers import PreTrainedHFTokenizer
     from modalities.inference.text_generation import generate_tokens
 
-    checkpoint = locate_checkpoint(checkpoint_path)
-    config = config or _config_of(checkpoint.path)
+    checkpoint = find_checkpoint(checkpoint_path)
+    config = config or _config_of(checkpoint_path, checkpoint.path)
     environment = Environment(config, config.absolute().parent.parent, checkpoint.experiment_id)
     loaded = load_config(environment)
     plan = make_plan(loaded.tree, registry or Registry.standard(), GenerationRecipe, loaded.faults)
@@ -113,9 +112,9 @@ def _as_text(decode: object, ids: Iterator[int]) -> Iterator[str]:
             told = text
 
 
-def _config_of(checkpoint: Path) -> Path:
-    """The resolved config that the run folder of a checkpoint keeps."""
-    for folder in (checkpoint.parent.parent, checkpoint.parent):
+def _config_of(given: Path, checkpoint: Path) -> Path:
+    """The resolved config that the run folder keeps."""
+    for folder in (given, checkpoint.parent.parent, checkpoint.parent):
         config = RunFolder(folder).resolved_config
         if config.is_file():
             return config

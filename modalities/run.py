@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
 from modalities.config.environment import Environment
 from modalities.config.loading import LoadedConfig, dump_resolved, load_config
 from modalities.exceptions import Interrupted
@@ -19,7 +20,7 @@ from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
 from modalities.registry.registry import Registry
-from modalities.run_folder import RunFolder, new_experiment_id, newest_run_of
+from modalities.run_folder import RunFolder, find_checkpoint, new_experiment_id, newest_run_of
 from modalities.training.recipe import Settings, TrainingRecipe
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     from modalities.parallel.process_group import global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
-    from modalities.training.resuming import find_resume_checkpoint, resume_, warmstart_state
+    from modalities.training.resuming import resume_, warmstart_state
     from modalities.training.stopping import StopRequest
 
     settings_node = plan.tree.get(("settings", "seed"))
@@ -120,7 +121,7 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     settings: Settings = recipe.settings
     check_consistency(recipe)
     on_rank_zero(folder.create)
-    checkpoint = find_resume_checkpoint(request.resume, recipe, folder.path.name)
+    checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe, folder))
     progress = start_progress(settings)
     resume_state: ResumeState | None = warmstart_state(settings)
     if checkpoint is not None:
@@ -128,7 +129,14 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     metrics = MetricsFile(folder.metrics_file)
 
     def record() -> None:
-        folder.record(request.config, loaded.text, dump_resolved(loaded.tree), list(request.overrides), world_size())
+        folder.record(
+            request.config,
+            loaded.text,
+            dump_resolved(loaded.tree),
+            list(request.overrides),
+            world_size(),
+            recipe.checkpoint_saving.checkpoint_path,
+        )
         metrics.rewind(progress.num_seen_steps)
 
     on_rank_zero(record)
@@ -169,10 +177,17 @@ def _choose_experiment_id(request: RunRequest) -> str:
             return newest.name
         logger.info("no run of %s in %s yet: starting afresh", request.config, request.experiments_root)
     elif request.resume != "none":
-        from modalities.checkpointing.discovery import locate_checkpoint
-
-        return locate_checkpoint(Path(request.resume)).experiment_id
+        return find_checkpoint(Path(request.resume)).experiment_id
     return new_experiment_id(request.config)
+
+
+def _resume_checkpoint(request: RunRequest, recipe: TrainingRecipe, folder: RunFolder) -> Checkpoint | None:
+    if request.resume == "none":
+        return None
+    if request.resume != "auto":
+        return find_checkpoint(Path(request.resume))
+    found = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, folder.path.name)
+    return found[-1] if found else None
 
 
 def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
 from modalities.exceptions import UserError
 
 RUN_FILE = "run.json"
@@ -52,12 +53,24 @@ class RunFolder:
                 f"cannot write to the run folder {self.path}: {error.strerror}; choose another with --experiments_root_path"
             ) from error
 
-    def record(self, config_file: Path, config_text: str, resolved: str, overrides: list[str], world_size: int) -> None:
-        """Keep the config as given and resolved, the overrides and the surroundings."""
+    def record(
+        self,
+        config_file: Path,
+        config_text: str,
+        resolved: str,
+        overrides: list[str],
+        world_size: int,
+        checkpoint_path: Path,
+    ) -> None:
+        """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go."""
         (self.path / "config.yaml").write_text(config_text, encoding="utf-8")
         self.resolved_config.write_text(resolved, encoding="utf-8")
         (self.path / "overrides.json").write_text(json.dumps(overrides) + "\n", encoding="utf-8")
-        started = {**_environment(world_size), "config_file": str(config_file.absolute())}
+        started = {
+            **_environment(world_size),
+            "config_file": str(config_file.absolute()),
+            "checkpoint_path": str(checkpoint_path.absolute()),
+        }
         history = [*_history(self.path), started]
         (self.path / RUN_FILE).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
 
@@ -65,6 +78,20 @@ class RunFolder:
 def new_experiment_id(config_file: Path) -> str:
     """A name that tells the time and the config: ``2026-01-31__12-00-00_quickstart``."""
     return f"{time.strftime('%Y-%m-%d__%H-%M-%S')}_{config_file.stem}"
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint that a user means by a path: itself, or the newest of a run, wherever the run keeps them.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    history = _history(path)
+    if history:
+        found = checkpoints_in(Path(history[-1].get("checkpoint_path", "")), path.resolve().name)
+        if found:
+            return found[-1]
+    return locate_checkpoint(path)
 
 
 def newest_run_of(config_file: Path, experiments_root: Path) -> Path | None:

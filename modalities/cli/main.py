@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from importlib.metadata import version
 from typing import Any
 
@@ -111,6 +112,8 @@ def _configure_logging(debug: bool) -> None:
     level = logging.DEBUG if debug else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("modalities").setLevel(level)
+    # what torch announces of its own interface is for us to heed, not for the user
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
 
 
 if __name__ == "__main__":

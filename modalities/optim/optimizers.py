@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW
 
+from modalities.config.suggestions import did_you_mean
 from modalities.exceptions import UserError
 from modalities.parallel.parameter_names import clean_name
-from modalities.config.suggestions import did_you_mean
 
 FUSED_DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Where torch has a fused Adam."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from modalities.exceptions import UserError
 from modalities.config.suggestions import did_you_mean
+from modalities.exceptions import UserError
 
 _WRAPPER_PARTS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
+from modalities.checkpointing.discovery import Checkpoint, locate_checkpoint
 from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
 from modalities.parallel.process_group import on_rank_zero
 from modalities.progress import TrainingProgress
-from modalities.training.recipe import Settings, TrainingRecipe
+from modalities.training.recipe import Settings
 
 logger = logging.getLogger(__name__)
-
-
-def find_resume_checkpoint(resume: str, recipe: TrainingRecipe, experiment_id: str) -> Checkpoint | None:
-    """The checkpoint to go on from; rank 0 decides for all.
-
-    Args:
-        resume: ``none``, ``auto`` or a path.
-        recipe: Built components; its checkpoint saving tells where this run's checkpoints are.
-        experiment_id: With ``auto``, whose checkpoints are meant.
-
-    Raises:
-        CheckpointError: A path was given and there is no checkpoint.
-    """
-
-    def find() -> Checkpoint | None:
-        if resume == "none":
-            return None
-        if resume == "auto":
-            found = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, experiment_id)
-            return found[-1] if found else None
-        return locate_checkpoint(Path(resume))
-
-    return on_rank_zero(find)
 
 
 def resume_(
