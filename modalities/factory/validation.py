@@ -54,8 +54,20 @@ def validate(
         rank = _RANK.get(kind, 2)
         if location not in best or rank > best[location][0]:
             best[location] = (rank, complaint, value)
+    _drop_misspelt(best)
     for location, (_, complaint, value) in best.items():
         faults.append(_fault(model, complaint, location, value, node, path, owner, registry, components))
+
+
+def _drop_misspelt(best: dict[TreePath, tuple[int, Any, Any]]) -> None:
+    """A misspelt required field is one fault, not an unknown and a missing one."""
+    missing = [location for location, (_, complaint, _) in best.items() if complaint["type"] == "missing"]
+    for location, (_, complaint, _) in list(best.items()):
+        if complaint["type"] != "extra_forbidden":
+            continue
+        meant = nearest(location[-1], [other[-1] for other in missing if other[:-1] == location[:-1]], limit=1)
+        if meant:
+            best.pop((*location[:-1], meant[0]), None)
 
 
 def _walk(values: Any, complaint: Any) -> tuple[TreePath, Any]:
