@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
 from modalities.config.environment import Environment
 from modalities.config.loading import LoadedConfig, dump_resolved, load_config
-from modalities.exceptions import Interrupted
+from modalities.exceptions import Interrupted, UserError
 from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
@@ -182,12 +182,17 @@ def _choose_experiment_id(request: RunRequest) -> str:
 
 
 def _resume_checkpoint(request: RunRequest, recipe: TrainingRecipe, folder: RunFolder) -> Checkpoint | None:
-    if request.resume == "none":
-        return None
-    if request.resume != "auto":
+    own = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, folder.path.name)
+    if request.resume == "auto":
+        return own[-1] if own else None
+    if request.resume != "none":
         return find_checkpoint(Path(request.resume))
-    found = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, folder.path.name)
-    return found[-1] if found else None
+    if own:
+        raise UserError(
+            f"the run {folder.path.name} has checkpoints already, the newest of step {own[-1].progress.num_seen_steps}; "
+            "go on from it with --resume auto, or choose another --experiment_id"
+        )
+    return None
 
 
 def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float]) -> None:
