@@ -36,7 +36,7 @@ class RichProgressSubscriber(ProgressSubscriberIF):
         if console.is_terminal:
             columns = (
                 TextColumn("{task.description:<6}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=8 if console.width < 100 else 24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
                 TextColumn("ETA"),
@@ -62,10 +62,10 @@ class RichProgressSubscriber(ProgressSubscriberIF):
             )
 
     def consume_train_result(self, result: EvaluationResultBatch) -> None:
-        self._figures = _figures(result)
+        self._figures = _short_figures(result)
         if self._bar is None:
             steps = f"step {result.num_train_steps_done:>{len(str(self.num_target_steps))}}/{self.num_target_steps}"
-            console.print(f"{steps}  {self._figures}  ETA {self._remaining(result.num_train_steps_done)}")
+            console.print(f"{steps}  {_figures(result)}  ETA {self._remaining(result.num_train_steps_done)}")
 
     def close(self) -> None:
         if self._bar is not None:
@@ -104,6 +104,14 @@ def make_progress_subscriber(
 def make_results_subscriber(num_ranks: int, global_rank: int) -> ResultsSubscriberIF:
     """Builder of ``results_subscriber: rich``; only rank 0 prints."""
     return RichResultsSubscriber() if global_rank == 0 else DummyResultsSubscriber()
+
+
+def _short_figures(result: EvaluationResultBatch) -> str:
+    """For the bar, which shares a line of 80 characters with them."""
+    return (
+        f"loss {result.losses['train loss avg']:.3f} lr {result.throughput_metrics['lr mean']:.1e} "
+        f"|g| {result.metrics['grad norm last']:.2f} {result.throughput_metrics['train tokens/s']:,.0f} tok/s"
+    )
 
 
 def _figures(result: EvaluationResultBatch) -> str:
