@@ -14,6 +14,7 @@ from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import read_state_fil
 from modalities.checkpointing.key_report import compare_tensors
 from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
 from modalities.exceptions import CheckpointError
+from modalities.models.materialization import materialize_for_loading_
 from modalities.parallel.process_group import machine_device
 
 _MODEL_PREFIX = "app.model."
@@ -41,8 +42,7 @@ class TorchCheckpointLoading:
         Raises:
             CheckpointError: It is absent, damaged, or of another model.
         """
-        if any(parameter.is_meta for parameter in model.parameters()):
-            model.to_empty(device=self.device)
+        materialize_for_loading_(model)
         if file_path.is_dir():
             self._load_folder(model, file_path)
         else:

@@ -52,6 +52,13 @@ def materialize_(model: nn.Module) -> None:
             setattr(module, other_name, getattr(owner, name))
 
 
+def materialize_for_loading_(model: nn.Module) -> None:
+    """Like :func:`materialize_`, with the values that no checkpoint holds, such as buffers that are not saved."""
+    if any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()]):
+        materialize_(model)
+        reset_all_but_projections_(model)
+
+
 def reset_all_but_projections_(model: nn.Module) -> None:
     """Call ``reset_parameters`` on every module whose values are not drawn: norms, and whatever has buffers."""
     for module in model.modules():

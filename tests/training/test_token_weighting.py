@@ -31,8 +31,13 @@ def _figures(root: Path, experiment_id: str) -> list[tuple[float, float]]:
     return [(r["losses"]["train loss last"], r["metrics"]["grad norm last"]) for r in train]
 
 
+def _evaluation(root: Path, experiment_id: str) -> list[float]:
+    results = [json.loads(line) for line in (root / experiment_id / "metrics.jsonl").read_text().splitlines()]
+    return [r["losses"]["CLMCrossEntropyLoss"] for r in results if r["dataloader_tag"] == "heldout"]
+
+
 def test_any_split_of_a_step_trains_alike(tmp_path: Path) -> None:
-    figures = {}
+    figures, evaluations = {}, {}
     for world_size, accumulation in ((1, 1), (1, 4), (2, 1), (2, 2)):
         tree = tiny_config(tmp_path, num_steps=4, gradient_accumulation_steps=accumulation)
         for loader in (tree["train_dataloader"], tree["eval_dataloaders"][0]):
@@ -41,6 +46,10 @@ def test_any_split_of_a_step_trains_alike(tmp_path: Path) -> None:
         config = write_config(tree, tmp_path / f"{name}.yaml")
         run_on_ranks(_run, world_size, config, tmp_path, name)
         figures[name] = _figures(tmp_path, name)
+        evaluations[name] = _evaluation(tmp_path, name)
+    assert len(set(map(len, evaluations.values()))) == 1
+    for evaluation in evaluations.values():
+        assert evaluation == pytest.approx(evaluations["ranks-1-micro-batches-1"], abs=2e-6)
     reference = figures.pop("ranks-1-micro-batches-1")
     assert len(reference) == 4
     for name, other in figures.items():

@@ -21,10 +21,11 @@ from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, 
 from modalities.checkpointing.key_report import compare_tensors
 from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
 from modalities.exceptions import CheckpointError
+from modalities.models.materialization import materialize_for_loading_
 from modalities.parallel.fsdp1 import load_full_optimizer_state_dict_, shard_model
 from modalities.parallel.gradient_sync import is_sharded
 from modalities.parallel.parameter_names import clean_name
-from modalities.parallel.process_group import fail_together, machine_device, on_rank_zero
+from modalities.parallel.process_group import fail_together, on_rank_zero
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 
 
@@ -107,8 +108,7 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         """
         if is_sharded(model):
             raise CheckpointError("load_model_checkpoint wraps the model itself; pass it unwrapped")
-        if any(parameter.is_meta for parameter in model.parameters()):
-            model.to_empty(device=machine_device())
+        materialize_for_loading_(model)
 
         def load() -> None:
             state = read_state_file(file_path)
