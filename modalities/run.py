@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 NUM_PROCESSES_VARIABLE = "MODALITIES_NPROC"
 """Set for the processes that ``--nproc`` starts, to their number."""
+
+_EXPERIMENT_ID = re.compile(r"\w[\w .+@=-]*")
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -95,10 +98,10 @@ def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
         UserError: The config, the data, a checkpoint or a folder is not as it must be.
         Interrupted: It was asked to stop; a checkpoint is saved.
     """
-    from modalities.parallel.process_group import from_rank_zero, global_rank, process_group
+    from modalities.parallel.process_group import on_rank_zero, process_group
 
     with process_group():
-        experiment_id = from_rank_zero(_choose_experiment_id(request) if global_rank() == 0 else "")
+        experiment_id = on_rank_zero(lambda: _choose_experiment_id(request))
         loaded = load_config(request.environment(experiment_id))
         plan = make_plan(loaded.tree, registry or Registry.standard(), TrainingRecipe, loaded.faults)
         return _run(request, plan, loaded, RunFolder(request.experiments_root / experiment_id))
@@ -121,7 +124,7 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     settings: Settings = recipe.settings
     check_consistency(recipe)
     on_rank_zero(folder.create)
-    checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe, folder))
+    checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe))
     progress = start_progress(settings)
     resume_state: ResumeState | None = warmstart_state(settings)
     if checkpoint is not None:
@@ -136,6 +139,7 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
             list(request.overrides),
             world_size(),
             recipe.checkpoint_saving.checkpoint_path,
+            recipe.checkpoint_saving.experiment_id,
         )
         metrics.rewind(progress.num_seen_steps)
 
@@ -169,7 +173,12 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
 
 
 def _choose_experiment_id(request: RunRequest) -> str:
-    if request.experiment_id:
+    if request.experiment_id is not None:
+        if not _EXPERIMENT_ID.fullmatch(request.experiment_id):
+            raise UserError(
+                f"{request.experiment_id!r} cannot name a run folder: use letters, digits, spaces and . _ - + @ =, "
+                "a letter or digit first"
+            )
         return request.experiment_id
     if request.resume == "auto":
         newest = newest_run_of(request.config, request.experiments_root)
@@ -181,15 +190,17 @@ def _choose_experiment_id(request: RunRequest) -> str:
     return new_experiment_id(request.config)
 
 
-def _resume_checkpoint(request: RunRequest, recipe: TrainingRecipe, folder: RunFolder) -> Checkpoint | None:
-    own = checkpoints_in(recipe.checkpoint_saving.checkpoint_path, folder.path.name)
+def _resume_checkpoint(request: RunRequest, recipe: TrainingRecipe) -> Checkpoint | None:
+    saving = recipe.checkpoint_saving
+    own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
     if request.resume == "auto":
         return own[-1] if own else None
     if request.resume != "none":
         return find_checkpoint(Path(request.resume))
     if own:
         raise UserError(
-            f"the run {folder.path.name} has checkpoints already, the newest of step {own[-1].progress.num_seen_steps}; "
+            f"the run {saving.experiment_id} has checkpoints already, the newest of step "
+            f"{own[-1].progress.num_seen_steps} in {saving.checkpoint_path}; "
             "go on from it with --resume auto, or choose another --experiment_id"
         )
     return None

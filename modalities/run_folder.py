@@ -61,6 +61,7 @@ class RunFolder:
         overrides: list[str],
         world_size: int,
         checkpoint_path: Path,
+        checkpoint_experiment_id: str,
     ) -> None:
         """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go."""
         (self.path / "config.yaml").write_text(config_text, encoding="utf-8")
@@ -70,6 +71,7 @@ class RunFolder:
             **_environment(world_size),
             "config_file": str(config_file.absolute()),
             "checkpoint_path": str(checkpoint_path.absolute()),
+            "checkpoint_experiment_id": checkpoint_experiment_id,
         }
         history = [*_history(self.path), started]
         (self.path / RUN_FILE).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
@@ -88,7 +90,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     """
     history = _history(path)
     if history:
-        found = checkpoints_in(Path(history[-1].get("checkpoint_path", "")), path.resolve().name)
+        started = history[-1]
+        found = checkpoints_in(Path(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
         if found:
             return found[-1]
     return locate_checkpoint(path)

@@ -78,6 +78,27 @@ def test_a_fresh_run_does_not_write_into_another(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
+def test_an_experiment_id_of_the_config_s_own_is_resumed_too(tmp_path: Path) -> None:
+    tree = tiny_config(tmp_path, num_steps=4, checkpointing_interval=2)
+    execution = tree["checkpoint_saving"]["config"]["checkpoint_saving_execution"]
+    execution["config"]["experiment_id"] = "my-own"
+    config = write_config(tree, tmp_path / "config.yaml")
+    (first,) = set(run_on_ranks(_run, 2, config, tmp_path / "runs", None, "auto"))
+    assert find_checkpoint(Path(first)).experiment_id == "my-own"
+    tree["settings"]["training_target"] = {"num_target_steps": 6, "num_target_tokens": 6 * 64}
+    write_config(tree, config)
+    assert run_on_ranks(_run, 2, config, tmp_path / "runs", None, "auto") == [first, first]
+    assert len((Path(first) / "metrics.jsonl").read_text().splitlines()) == 6 + 3
+
+
+@pytest.mark.parametrize("experiment_id", ["", "..", "a/b", "/abs", ".hidden", "a\nb", "-x"])
+def test_names_that_are_no_folder_are_refused(tmp_path: Path, experiment_id: str) -> None:
+    config = write_config(tiny_config(tmp_path), tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="cannot name a run folder"):
+        run(RunRequest(config, tmp_path / "runs", experiment_id))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_keeps_its_checkpoints_elsewhere_is_found(tmp_path: Path) -> None:
     tree = tiny_config(tmp_path, num_steps=2, checkpointing_interval=2)
     execution = tree["checkpoint_saving"]["config"]["checkpoint_saving_execution"]

@@ -31,6 +31,11 @@ class CheckpointSaving:
         """Folder that holds the checkpoints."""
         return self.execution.checkpoint_path
 
+    @property
+    def experiment_id(self) -> str:
+        """ID of the experiment whose checkpoints these are."""
+        return self.execution.experiment_id
+
     def save_checkpoint(self, training_progress: TrainingProgress, app_state: AppState) -> Path | None:
         """Save if the strategy wants it; all ranks must call it.
 
