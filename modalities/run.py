@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import shlex
 from dataclasses import dataclass
@@ -108,18 +107,15 @@ def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
 
 
 def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolder) -> RunSummary:
-    import torch
-
-    from modalities.checkpointing.resume_state import ResumeState, restore_rng_state
+    from modalities.checkpointing.resume_state import ResumeState, restore_rng_state, seed_generators
     from modalities.parallel.process_group import global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
     from modalities.training.resuming import resume_, warmstart_state
     from modalities.training.stopping import StopRequest
 
-    settings_node = plan.tree.get(("settings", "seed"))
-    seed = settings_node.value if settings_node is not None and isinstance(settings_node.value, int) else 42
-    torch.manual_seed(seed)
+    seed = plan.roots.get("settings", {}).get("seed", Settings.model_fields["seed"].default)
+    seed_generators(seed)  # the same on all ranks while they build
     recipe = build(plan, TrainingRecipe)
     settings: Settings = recipe.settings
     check_consistency(recipe)
@@ -151,8 +147,7 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
 
     def set_random_states() -> None:
         # ranks must drop different activations
-        torch.manual_seed(settings.seed + 1 + global_rank())
-        random.seed(settings.seed + 1 + global_rank())
+        seed_generators(settings.seed + 1 + global_rank())
         if resume_state is not None:
             restore_rng_state(resume_state)
 

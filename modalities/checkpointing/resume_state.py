@@ -108,6 +108,13 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
+def seed_generators(seed: int) -> None:
+    """Seed torch's, numpy's and Python's global generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def restore_rng_state(state: ResumeState) -> None:
     """Set this rank's generators to where they were; done last before training goes on.
 
@@ -116,9 +123,7 @@ def restore_rng_state(state: ResumeState) -> None:
     rank = global_rank()
     if len(state.rng) != world_size():
         seed = int(state.rng[0]["torch"].to(torch.int64).sum()) + rank
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_generators(seed)
         if rank == 0:
             logger.warning(
                 "saved by %d ranks, resumed by %d: random states (dropout) are drawn anew from the checkpoint's",
