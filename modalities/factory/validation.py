@@ -11,6 +11,7 @@ from modalities.config.suggestions import did_you_mean, nearest
 from modalities.config.tree import BROKEN, Node, Place, TreePath, dotted
 from modalities.factory.planned_component import PlannedComponent
 from modalities.registry.fields import Pending, annotations_of, child_annotation, slots_of
+from modalities.registry.interfaces import Anything, IntValue
 from modalities.registry.registry import Registry, SameAs
 
 _RANK = {"extra_forbidden": 4, "missing": 4, "interface": 3, "not_component": 1}
@@ -48,8 +49,7 @@ def validate(
     for complaint in complaints:
         location, value = _walk(values, complaint)
         kind = complaint["type"]
-        absent = kind == "missing" and not isinstance(value, Pending)
-        if _unknown_yet(value) and kind not in ("interface", "extra_forbidden") and not absent:
+        if _is_premature(kind, value):
             continue
         rank = _RANK.get(kind, 2)
         if location not in best or rank > best[location][0]:
@@ -86,12 +86,25 @@ def _walk(values: Any, complaint: Any) -> tuple[TreePath, Any]:
     return tuple(location), value
 
 
-def _unknown_yet(value: Any) -> bool:
-    if isinstance(value, Pending) or value is BROKEN:
-        return True
+def _is_premature(kind: str, value: Any) -> bool:
+    """Whether a complaint is about something that only the built instance, or an earlier fault, can settle."""
+    if kind in ("interface", "extra_forbidden"):
+        return False
+    if isinstance(value, Pending):
+        number = kind.startswith(("int", "float"))
+        return value.provides is Anything or kind == "missing" or (number and issubclass(value.provides, IntValue))
+    if value is BROKEN:
+        return kind != "missing"
+    # a list of components is no component itself, but what is wrong with it is told of its items
+    return kind == "not_component" and _holds_unknown(value)
+
+
+def _holds_unknown(value: Any) -> bool:
     if isinstance(value, dict):
-        return any(map(_unknown_yet, value.values()))
-    return isinstance(value, list) and any(map(_unknown_yet, value))
+        return any(map(_holds_unknown, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_unknown, value))
+    return isinstance(value, Pending) or value is BROKEN
 
 
 def _fault(
@@ -123,6 +136,8 @@ def _fault(
         leading = [(f"`{expression}` leads here", place) for expression, place in blamed.via]
         return Fault("invalid", f"{owner}: {text}", path, blamed.place, related=leading)
     shown = f": `{value}`" if isinstance(value, str | int | float) else ""
+    if isinstance(value, Pending) and complaint["type"] != "interface":
+        text += f", got {value.label}"
     code = "interface" if complaint["type"] in ("interface", "not_component") else "bad-value"
     related: list[tuple[str, Place]] = [(f"`{expression}` leads here", p) for expression, p in here.via]
     if isinstance(value, Pending) and value.path in components:
