@@ -59,11 +59,19 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended."""
+    """How a run ended.
+
+    Args:
+        run_folder: The run's folder.
+        progress: How far it got.
+        last_checkpoint: What to go on from.
+        has_own_checkpoint: Whether the run itself has written a checkpoint, now or before.
+    """
 
     run_folder: Path
     progress: TrainingProgress
     last_checkpoint: Path | None
+    has_own_checkpoint: bool
 
 
 def check(request: RunRequest, registry: Registry | None = None) -> Plan:
@@ -157,7 +165,9 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
             progress = trainer.train(progress, stop_request, set_random_states)
     finally:
         trainer.close()
-    summary = RunSummary(folder.path, progress, trainer.last_checkpoint)
+    saving = recipe.checkpoint_saving
+    has_own = on_rank_zero(lambda: bool(checkpoints_in(saving.checkpoint_path, saving.experiment_id)))
+    summary = RunSummary(folder.path, progress, trainer.last_checkpoint, has_own)
     if global_rank() == 0:
         _print_summary(request, summary, trainer.last_losses())
     if not progress.is_finished:
@@ -212,7 +222,9 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
     console.print(f"  run folder       {summary.run_folder}")
     console.print(f"  last checkpoint  {summary.last_checkpoint or 'none'}")
     if progress.is_finished and summary.last_checkpoint is not None:
-        command = f'modalities generate --checkpoint {shlex.quote(str(summary.run_folder))} --prompt "…"'
+        # a run that was finished when it was resumed from another's checkpoint has none of its own
+        target = summary.run_folder if summary.has_own_checkpoint else summary.last_checkpoint
+        command = f'modalities generate --checkpoint {shlex.quote(str(target))} --prompt "…"'
         console.print(f"  generate with    {command}")
     elif summary.last_checkpoint is not None:
         num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)

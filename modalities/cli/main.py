@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -25,6 +26,9 @@ _COMMANDS = {
 }
 
 EXIT_USER_ERROR = 2
+
+_NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+"""What the user's disk says when it is full or closed to us."""
 
 
 class _LazyGroup(click.Group):
@@ -83,7 +87,10 @@ def _run(words: list[str], debug: bool) -> int:
         return _interrupted("interrupted")
     except BrokenPipeError:
         return 1
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_WRITING:
+            _report(f"cannot write {error.filename or 'to a file'}: {error.strerror}", debug)
+            return EXIT_USER_ERROR
         _mark_rank()
         traceback.print_exc()
         return 1

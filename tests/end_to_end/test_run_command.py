@@ -281,6 +281,12 @@ def test_mistakes_end_with_exit_code_two_and_no_traceback(tmp_path: Path, nproc:
     (tmp_path / "occupied").touch()
     assert "run folder" in outcome(tiny_config(tmp_path), "--experiments_root_path", tmp_path / "occupied" / "below")
 
+    full = _call(
+        "bash", "-c", 'ulimit -f 4; exec "$@"', "-", *MODALITIES, *_run_words(tmp_path / "config.yaml", "full")
+    )
+    assert (full.returncode, "Traceback" in full.stderr) == (2, False), full.stderr
+    assert "File too large" in full.stderr
+
     truncated = tiny_config(tmp_path)
     data = tmp_path / "train.pbin"
     os.truncate(data, data.stat().st_size // 2)
