@@ -41,5 +41,6 @@ def launch(num_processes: int) -> None:
     except SignalException as stopped:
         raise Interrupted(f"stopped by {stopped.sigval.name}") from stopped
     except ChildFailedError as failed:
-        exit_codes = [failure.exitcode for failure in failed.failures.values()]
-        sys.exit(EXIT_USER_ERROR if exit_codes and all(code == EXIT_USER_ERROR for code in exit_codes) else 1)
+        # the others were ended because of it
+        _, first = failed.get_first_failure()
+        sys.exit(EXIT_USER_ERROR if first.exitcode == EXIT_USER_ERROR else 1)

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import time
 import traceback
 import warnings
 from importlib.metadata import version
@@ -80,6 +81,9 @@ def _run(words: list[str], debug: bool) -> int:
         return EXIT_USER_ERROR
     except UserError as error:
         _report(str(error), debug)
+        if os.environ.get("RANK", "0") != "0":
+            # the launcher ends rank 0 when this rank leaves: let it speak first
+            time.sleep(1)
         return EXIT_USER_ERROR
     except Interrupted as stopped:
         return _interrupted(str(stopped))
@@ -100,7 +104,7 @@ def _report(message: str, debug: bool) -> None:
     """One message per job, not one per rank."""
     if debug:
         traceback.print_exc()
-    if os.environ.get("RANK", "0") == "0" or message.startswith(f"rank {os.environ.get('RANK')}"):
+    if os.environ.get("RANK", "0") == "0" or message.startswith(f"rank {os.environ.get('RANK')}:"):
         click.echo(message if message.startswith(("error", "warning")) else f"error: {message}", err=True)
 
 

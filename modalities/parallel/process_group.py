@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from modalities.exceptions import ModalitiesError, UserError
 
 T = TypeVar("T")
+
+_TOLD_KEY = "modalities/rank-zero-tells"
 
 
 def machine_device() -> torch.device:
@@ -60,8 +63,35 @@ def process_group(timeout: timedelta = timedelta(minutes=30)) -> Iterator[None]:
         yield
         # without it a finished gloo job aborts now and then when the interpreter exits
         barrier()
+    except UserError as error:
+        told = _told_by_rank_zero()
+        raise (error if told else type(error)(f"rank {global_rank()}: {error}")) from error
     finally:
         dist.destroy_process_group()
+
+
+def _told_by_rank_zero(patience_s: float = 5) -> bool:
+    """Whether rank 0 met a mistake too and tells it, so that this rank need not; rank 0 itself says yes at once.
+
+    A launcher ends all ranks when the first one leaves. Ranks other than 0 therefore wait, lest the one that tells the
+    user is ended before it has spoken.
+    """
+    if world_size() == 1:
+        return True
+    store = torch.distributed.distributed_c10d._get_default_store()
+    try:
+        if global_rank() == 0:
+            store.set(_TOLD_KEY, "1")
+            return True
+        deadline = time.monotonic() + patience_s
+        while not store.check([_TOLD_KEY]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+    except RuntimeError:
+        # the store went with the process that held it, which is rank 0: it has told why
+        return True
+    return True
 
 
 def barrier() -> None:

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 
 from modalities.exceptions import CheckpointError, ModalitiesError, UserError
-from modalities.parallel.process_group import fail_together, from_rank_zero, on_rank_zero, process_group
+from modalities.parallel.process_group import (
+    _told_by_rank_zero,
+    fail_together,
+    from_rank_zero,
+    on_rank_zero,
+    process_group,
+)
 from modalities.testing.ranks import RankFailure, run_on_ranks
 
 
@@ -74,6 +80,17 @@ def test_an_incomplete_launch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="MASTER_ADDR"), process_group():
         pass
+
+
+def _who_tells(failing_ranks: list[int]) -> bool:
+    told = _told_by_rank_zero(patience_s=1) if dist.get_rank() in failing_ranks else True
+    dist.barrier()
+    return told
+
+
+@pytest.mark.parametrize(("failing_ranks", "expected"), [([0, 1], [True, True]), ([1], [True, False])])
+def test_a_mistake_of_all_is_told_once_and_one_s_own_by_itself(failing_ranks: list[int], expected: list[bool]) -> None:
+    assert run_on_ranks(_who_tells, 2, failing_ranks) == expected
 
 
 def _die_on_rank_one() -> None:
