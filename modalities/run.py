@@ -128,11 +128,16 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     settings: Settings = recipe.settings
     check_consistency(recipe)
     on_rank_zero(folder.create)
-    checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe))
     progress = start_progress(settings)
     resume_state: ResumeState | None = warmstart_state(settings)
-    if checkpoint is not None:
-        progress, resume_state = resume_(recipe.app_state, checkpoint, progress, settings)
+    try:
+        checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe))
+        if checkpoint is not None:
+            progress, resume_state = resume_(recipe.app_state, checkpoint, progress, settings)
+    except UserError:
+        if global_rank() == 0:
+            folder.remove_if_empty()
+        raise
     metrics = MetricsFile(folder.metrics_file)
 
     def record() -> None:

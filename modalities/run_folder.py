@@ -53,6 +53,11 @@ class RunFolder:
                 f"cannot write to the run folder {self.path}: {error.strerror}; choose another with --experiments_root_path"
             ) from error
 
+    def remove_if_empty(self) -> None:
+        """Leave nothing behind of a run that did not come about."""
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
     def record(
         self,
         config_file: Path,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from modalities.checkpointing.failures import causes_of
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import read_state_file
 from modalities.checkpointing.key_report import compare_tensors
 from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
@@ -65,7 +66,7 @@ class TorchCheckpointLoading:
         try:
             load_on_one_process({"app": {"model": own}}, reader)
         except CheckpointException as error:
-            raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
+            raise CheckpointError(f"the checkpoint {folder} cannot be read: {causes_of(error)}") from error
         model.load_state_dict(own)
 
 

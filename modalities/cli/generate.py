@@ -16,7 +16,9 @@ from modalities.cli.options import import_option, import_user_modules
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", "--top_k", type=int, default=None, help="Draw among the k likeliest tokens.")
 @click.option("--top-p", "--top_p", type=float, default=None, help="Draw among the likeliest tokens of probability p.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same text.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="The same seed draws the same text."
+)
 @click.option("--config", type=click.Path(path_type=Path), default=None, help="Default: the config in the run folder.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), default=None, help="Folder; default: the config's.")
 @import_option

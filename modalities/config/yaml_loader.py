@@ -119,8 +119,17 @@ class _Reader:
             if key_node.tag == _TAG + "merge":
                 sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for source in sources:
-                    for key, child in self._convert(source, path, parents).value.items():
+                    converted = self._convert(source, path, parents)
+                    if not isinstance(converted.value, dict):
+                        message = "`<<` merges mappings, and this is none"
+                        self.faults.append(Fault("yaml-merge", message, path, converted.place))
+                        continue
+                    for key, child in converted.value.items():
                         merged.setdefault(key, child)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "a key must be a name, not a list or mapping"
+                self.faults.append(Fault("yaml-key", message, path, self._place(key_node)))
                 continue
             key = self.loader.construct_object(key_node, deep=True)
             place = self._place(key_node)

@@ -112,7 +112,7 @@ class SequentialSamplerConfig(ComponentConfig):
 
 class _DistributedSamplerConfig(ComponentConfig):
     dataset: Instance[Dataset] = Field(description="what is sampled")
-    seed: int | None = Field(0, description="of the order")
+    seed: int | None = Field(0, ge=0, lt=2**62, description="of the order")
     drop_last: Literal[True] = Field(True, description="a pass leaves out what cannot be dealt out evenly")
 
 

@@ -58,6 +58,16 @@ class LLMDataLoader:
         return int(self._batch_sampler.batch_size)
 
     @property
+    def num_replicas(self) -> int:
+        """Ranks that the sampler deals samples out to; 1 if each rank gets all."""
+        return int(getattr(self._batch_sampler.sampler, "num_replicas", 1))
+
+    @property
+    def collate_fn(self) -> CollateFnIF:
+        """What makes the batches."""
+        return self._collate_fn
+
+    @property
     def masks_targets(self) -> bool:
         """Whether some targets may not count."""
         return self._collate_fn.masks_targets

@@ -224,16 +224,16 @@ class _Planner:
                 hint = f"variants of {kind.value}: {', '.join(self.registry.variants(str(kind.value)))}"
             self.faults.append(Fault("no-key", f"the component needs a `{absent}`", path, node.best_place, 1, [hint]))
             return None
-        if kind.value not in self.registry.kinds():
-            hint = did_you_mean(kind.value, self.registry.kinds(), "component keys")
-            message = f"there is no component_key `{kind.value}`"
+        if not isinstance(kind.value, str) or kind.value not in self.registry.kinds():
+            hint = did_you_mean(kind.plain(), self.registry.kinds(), "component keys")
+            message = f"there is no component_key `{kind.plain()}`"
             span = len(str(kind.value))
             self.faults.append(Fault("unknown-kind", message, (*path, COMPONENT_KEY), kind.place, span, [hint]))
             return None
-        spec = self.registry.get(kind.value, variant.value)
+        spec = self.registry.get(kind.value, variant.value) if isinstance(variant.value, str) else None
         if spec is None:
-            hint = did_you_mean(variant.value, self.registry.variants(kind.value), f"variants of {kind.value}")
-            message = f"`{kind.value}` has no variant `{variant.value}`"
+            hint = did_you_mean(variant.plain(), self.registry.variants(kind.value), f"variants of {kind.value}")
+            message = f"`{kind.value}` has no variant `{variant.plain()}`"
             span = len(str(variant.value))
             self.faults.append(Fault("unknown-variant", message, (*path, VARIANT_KEY), variant.place, span, [hint]))
         return spec

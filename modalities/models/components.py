@@ -49,7 +49,7 @@ class GPT2LLMConfig(ComponentConfig):
     ffn_norm_config: LayerNormWrapperConfig = Field(description="norm before the feed-forward layer")
     lm_head_norm_config: LayerNormWrapperConfig = Field(description="norm before the head")
     use_weight_tying: bool = Field(description="the head shares the embedding's weights")
-    seed: int | None = Field(None, description="seed of the weights; by default torch's")
+    seed: int | None = Field(None, ge=0, lt=2**62, description="seed of the weights; by default torch's")
     enforce_swiglu_hidden_dim_multiple_of: int = Field(
         256, ge=1, description="SwiGLU's hidden width is rounded up to a multiple of it"
     )

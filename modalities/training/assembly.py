@@ -65,6 +65,12 @@ def check_consistency(recipe: TrainingRecipe) -> None:
             f"settings.step_profile.local_train_micro_batch_size is {profile.local_train_micro_batch_size}; "
             "write batch_size: ${settings.step_profile.local_train_micro_batch_size}"
         )
+    if loader.num_replicas != profile.dp_degree:
+        raise UserError(
+            f"train_dataloader's sampler deals samples out to {loader.num_replicas} replicas, but {profile.dp_degree} ranks "
+            "train on different data; write num_replicas: ${settings.cuda_env.world_size}"
+        )
+    _check_names(recipe)
     vocab_size = getattr(recipe.app_state.model_parts[0], "vocab_size", None)
     if vocab_size is None:
         return
@@ -72,6 +78,23 @@ def check_consistency(recipe: TrainingRecipe) -> None:
         check_ids = getattr(dataset, "require_token_ids_below", None)
         if check_ids is not None:
             check_ids(vocab_size)
+
+
+def _check_names(recipe: TrainingRecipe) -> None:
+    """What one component hands on must have the name under which the next one looks for it."""
+    model, loss, collate_fn = recipe.app_state.model_parts[0], recipe.loss_fn, recipe.train_dataloader.collate_fn
+    for key, giver, giver_name, taker, taker_name in (
+        ("sample_key", recipe.train_dataset, "train_dataset", collate_fn, "collate_fn"),
+        ("sample_key", collate_fn, "collate_fn", model, "model"),
+        ("prediction_key", model, "model", loss, "loss_fn"),
+        ("target_key", collate_fn, "collate_fn", loss, "loss_fn"),
+    ):
+        given, taken = getattr(giver, key, None), getattr(taker, key, None)
+        if given is not None and taken is not None and given != taken:
+            raise UserError(
+                f"{giver_name} hands on `{given}`, but {taker_name} looks for `{taken}`: their {key} differs; "
+                f"write ${{settings.referencing_keys.{key}}} in both"
+            )
 
 
 def _check_world(recipe: TrainingRecipe, profile: StepProfile) -> None:

@@ -121,7 +121,7 @@ class Settings(_Section):
     training_target: TrainingTarget
     training_progress: TrainingProgressSettings = Field(default_factory=TrainingProgressSettings)
     warmstart_checkpoint_paths: WarmstartCheckpointPaths | None = None
-    seed: Count = Field(42, description="of dropout, and of weights where the model names no seed")
+    seed: Count = Field(42, lt=2**62, description="of dropout, and of weights where the model names no seed")
     autocast: EnumField[Autocast] = Field(
         Autocast.NONE, description="precision of unwrapped models; auto takes bf16 where the processor is fast in it"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def test_weights_are_those_of_the_checkpoint(tmp_path: Path, wrapper: str, tied:
     reduced = loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)
     assert {parameter.dtype for parameter in reduced.parameters()} == {torch.bfloat16}
 
+    if checkpoint.is_distributed:
+        os.truncate(checkpoint.path / "__0_0.distcp", 2000)
+        with pytest.raises(CheckpointError, match=r"cannot be read: rank 0: .+") as refusal:
+            loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)
+        assert "Traceback" not in str(refusal.value)
     tree["model_raw"]["config"]["n_layer"] = 3
     with pytest.raises(CheckpointError, match="missing"):
         loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)

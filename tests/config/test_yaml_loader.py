@@ -98,6 +98,20 @@ def test_what_is_no_config_is_a_fault_with_its_line(tmp_path: Path, text: str, l
     assert f"exp.yaml:{line}" in faults[0].render()
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("? [a, b]\n: 3\n", "yaml-key"),
+        ("? {a: b}\n", "yaml-key"),
+        ("<<: 5\n", "yaml-merge"),
+        ("<<: [[1]]\n", "yaml-merge"),
+    ],
+)
+def test_odd_keys_and_merges_are_faults(tmp_path: Path, text: str, code: str) -> None:
+    _, faults = _load(tmp_path, text)
+    assert [(fault.code, fault.place.line) for fault in faults] == [(code, 1)]
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     tree, _ = _load(tmp_path, "\ufeffa: 1\n")
     assert tree.plain() == {"a": 1}

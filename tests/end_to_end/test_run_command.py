@@ -278,6 +278,18 @@ def test_mistakes_end_with_exit_code_two_and_no_traceback(tmp_path: Path, nproc:
 
     assert "no such checkpoint" in outcome(tiny_config(tmp_path), "--resume", tmp_path / "nowhere")
 
+    assert not (tmp_path / "mistake").exists()
+
+    for key, place in (("prediction_key", "loss_fn"), ("target_key", "loss_fn"), ("sample_key", "model_raw")):
+        other_name = tiny_config(tmp_path)
+        other_name[place]["config"][key] = "other"
+        assert f"their {key} differs" in outcome(other_name)
+
+    half_the_data = tiny_config(tmp_path)
+    sampler = half_the_data["train_dataloader"]["config"]["batch_sampler"]["config"]["sampler"]
+    sampler["config"]["num_replicas"] = 3
+    assert "deals samples out to 3 replicas" in outcome(half_the_data)
+
     (tmp_path / "occupied").touch()
     assert "run folder" in outcome(tiny_config(tmp_path), "--experiments_root_path", tmp_path / "occupied" / "below")
 

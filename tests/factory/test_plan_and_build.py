@@ -100,6 +100,8 @@ def test_a_copied_component_is_a_second_one_and_warns(tmp_path: Path) -> None:
     [
         ("component_key: engine", "component_key: engin", "unknown-kind", "did you mean `engine`"),
         ("variant_key: sail", "variant_key: sial", "unknown-variant", "did you mean `sail`"),
+        ("variant_key: sail", "variant_key: {a: b}", "unknown-variant", "variants of engine: sail"),
+        ("component_key: engine", "component_key: [engine]", "unknown-kind", "engine"),
         ("power: 7", "powr: 7", "unknown-field", "did you mean `power`"),
         ("power: 7", "fuel: coal", "missing-field", "needs `power`"),
         ("power: 7", "power: seven", "bad-value", "`seven`"),

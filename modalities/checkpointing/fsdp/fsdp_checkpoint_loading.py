@@ -17,6 +17,7 @@ from torch.distributed.fsdp import ShardingStrategy as TorchShardingStrategy
 from torch.optim import Optimizer
 
 from modalities.checkpointing.app_state import AppState
+from modalities.checkpointing.failures import causes_of
 from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, FSDP1CheckpointLoadingIF
 from modalities.checkpointing.key_report import compare_tensors
 from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
@@ -66,8 +67,7 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
         try:
             dcp.load({"app": app_state}, storage_reader=reader, planner=SafeLoadPlanner())
         except CheckpointException as error:
-            causes = "; ".join(f"rank {rank}: {wrapped[0]}" for rank, wrapped in sorted(error.failures.items()))
-            raise CheckpointError(f"the checkpoint {checkpoint_dir_path} cannot be read: {causes}") from error
+            raise CheckpointError(f"the checkpoint {checkpoint_dir_path} cannot be read: {causes_of(error)}") from error
         return app_state
 
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from modalities.checkpointing import paths
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.commit import commit_folder, discard, remove, write_json
+from modalities.checkpointing.failures import causes_of
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
 from modalities.checkpointing.resume_state import collect_resume_state, write_resume_state
 from modalities.durability import atomic_file, temporary_path
@@ -63,7 +64,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
             dcp.save({"app": app_state}, storage_writer=dcp.FileSystemWriter(temporary, overwrite=False))
         except CheckpointException as error:
             on_rank_zero(lambda: remove(temporary))
-            raise CheckpointError(f"the checkpoint {final} could not be written: {_causes(error)}") from error
+            raise CheckpointError(f"the checkpoint {final} could not be written: {causes_of(error)}") from error
         resume_state = collect_resume_state(training_progress, app_state.rank_state)
 
         def commit() -> None:
@@ -184,7 +185,3 @@ def _saved(folder: Path, experiment_id: str, entity: str | None) -> list[Trainin
     parsed = (paths.parse_checkpoint_name(path) for path in folder.iterdir())
     found = [p for p in parsed if p is not None and p[:2] == (experiment_id, entity)]
     return sorted(progress for _, _, progress in found)
-
-
-def _causes(error: CheckpointException) -> str:
-    return "; ".join(f"rank {rank}: {wrapped[0]}" for rank, wrapped in sorted(error.failures.items()))

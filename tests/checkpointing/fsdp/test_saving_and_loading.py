@@ -199,6 +199,7 @@ def test_a_damaged_folder_is_told_on_all_ranks(trained: tuple[Path, Path], tmp_p
         os.truncate(checkpoint / "__1_0.distcp", 100)
     for message in run_on_ranks(_any_refused_load, 2, config, tmp_path, checkpoint):
         assert checkpoint.name in message
+        assert not message.rstrip().endswith(":")
 
 
 def _any_refused_load(config: Path, root: Path, checkpoint: Path) -> str:
