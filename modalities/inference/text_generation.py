@@ -9,10 +9,13 @@ Shape suffixes: T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from modalities.exceptions import UserError
 
@@ -112,16 +115,24 @@ def _generate(
             yield token
     finally:
         model.train(was_training)
+        if isinstance(model, FSDPModule):
+            # the root stays gathered after a forward without backward, out of the optimizer's reach
+            model.reshard()
 
 
-@torch.inference_mode()
 def _last_logits(model: nn.Module, token_ids: list[int], cache: Cache) -> Tensor:
     device = next(model.parameters()).device
     ids_BT = torch.tensor([token_ids], device=device)
     # a compiled block would be compiled anew for every length
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), _without_gradients(model):
         logits_BTV: Tensor = model(ids_BT, cache=cache)
     return logits_BTV[0, -1].float().cpu()
+
+
+def _without_gradients(model: nn.Module) -> AbstractContextManager[None]:
+    # weights gathered in inference mode would stay inference tensors, on which training cannot go on
+    sharded = any(isinstance(module, FSDPModule | FSDP) for module in model.modules())
+    return torch.no_grad() if sharded else torch.inference_mode()
 
 
 def _start_id(end_of_document_id: int | None) -> int:

@@ -8,38 +8,7 @@ import torch
 
 from modalities.exceptions import UserError
 from modalities.inference.text_generation import generate_tokens, sample
-from modalities.models.components import GPT2LLMConfig
 from modalities.models.gpt2 import GPT2LLM
-
-NORM = {"norm_type": "pytorch_rms_norm", "config": {"normalized_shape": 16}}
-ROTARY = {"n_embd": 16, "n_head": 2, "seq_length_dim": -2, "base_freq": 10000}
-
-
-def make_model(**changes: Any) -> GPT2LLM:
-    fields: dict[str, Any] = {
-        "sample_key": "input_ids",
-        "prediction_key": "logits",
-        "poe_type": "NOPE",
-        "sequence_length": 8,
-        "vocab_size": 31,
-        "n_layer": 1,
-        "n_head_q": 2,
-        "n_head_kv": 1,
-        "n_embd": 16,
-        "ffn_hidden": 16,
-        "dropout": 0.3,
-        "bias": False,
-        "attention_config": {"qkv_transforms": [{"type_hint": "RotaryTransform", "config": ROTARY}]},
-        "attention_implementation": "pytorch_flash",
-        "activation_type": "gelu",
-        "attention_norm_config": NORM,
-        "ffn_norm_config": NORM,
-        "lm_head_norm_config": NORM,
-        "use_weight_tying": False,
-        "seed": 3,
-    }
-    config = GPT2LLMConfig(**fields | changes)
-    return GPT2LLM(**{name: getattr(config, name) for name in GPT2LLMConfig.model_fields})
 
 
 def greedy_without_cache(model: GPT2LLM, prompt: list[int], num_tokens: int) -> list[int]:
@@ -52,13 +21,13 @@ def greedy_without_cache(model: GPT2LLM, prompt: list[int], num_tokens: int) -> 
 
 
 @pytest.mark.parametrize("poe_type", ["NOPE", "ABSOLUTE"])
-def test_greedy_generation_equals_full_forwards(poe_type) -> None:
+def test_greedy_generation_equals_full_forwards(make_model, poe_type) -> None:
     model = make_model(poe_type=poe_type)
     expected = greedy_without_cache(model, [1, 2, 3], 6)
     assert list(generate_tokens(model, [1, 2, 3], 6, temperature=0)) == expected
 
 
-def test_generation_goes_on_when_the_sequence_is_full() -> None:
+def test_generation_goes_on_when_the_sequence_is_full(make_model) -> None:
     model = make_model()
     found = list(generate_tokens(model, [1, 2, 3], 20, temperature=0))
     assert len(found) == 20
@@ -68,17 +37,17 @@ def test_generation_goes_on_when_the_sequence_is_full() -> None:
     assert found[11:16] == greedy_without_cache(model, seen[10:14], 5)
 
 
-def test_a_long_prompt_is_cut_from_the_left() -> None:
+def test_a_long_prompt_is_cut_from_the_left(make_model) -> None:
     model = make_model()
     prompt = list(range(20))
     assert list(generate_tokens(model, prompt, 1, temperature=0)) == greedy_without_cache(model, prompt[-8:], 1)
 
 
-def test_the_shortest_model() -> None:
+def test_the_shortest_model(make_model) -> None:
     assert len(list(generate_tokens(make_model(sequence_length=1), [1, 2], 3))) == 3
 
 
-def test_draws_depend_on_the_seed_alone() -> None:
+def test_draws_depend_on_the_seed_alone(make_model) -> None:
     model = make_model()
     torch.manual_seed(0)
     first = list(generate_tokens(model, [1], 30, temperature=2.0, seed=5))
@@ -90,7 +59,7 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_end_of_document_starts_and_ends() -> None:
+def test_an_end_of_document_starts_and_ends(make_model) -> None:
     model = make_model()
     tokens = list(generate_tokens(model, [], 25, temperature=3.0, end_of_document_id=30))
     assert tokens
@@ -100,7 +69,7 @@ def test_an_end_of_document_starts_and_ends() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_models_mode_is_restored_even_after_an_early_stop(training) -> None:
+def test_the_models_mode_is_restored_even_after_an_early_stop(make_model, training) -> None:
     model = make_model().train(training)
     tokens = generate_tokens(model, [1], 10)
     assert len(list(islice(tokens, 3))) == 3
@@ -143,7 +112,7 @@ def test_top_k_and_top_p() -> None:
         ({"model": torch.nn.Linear(1, 1)}, "no make_cache"),
     ],
 )
-def test_arguments_out_of_range_are_refused_at_the_call(arguments, message) -> None:
+def test_arguments_out_of_range_are_refused_at_the_call(make_model, arguments, message) -> None:
     given = {"model": make_model(), "prompt_ids": [1], "max_new_tokens": 5} | arguments
     with pytest.raises(UserError, match=message):
         generate_tokens(**given)
