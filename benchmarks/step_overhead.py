@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.factory.build import build
-from modalities.factory.plan import make_plan
 from modalities.parallel.process_group import machine_device, process_group
-from modalities.registry.registry import Registry
+from modalities.run import plan_of
 from modalities.training.assembly import make_trainer
 from modalities.training.recipe import TrainingRecipe
 from modalities.training.trainer import IntervalFigures
@@ -31,8 +30,8 @@ WARM_UP = 3
 
 def built(config: Path, root: Path) -> Any:
     torch.manual_seed(0)
-    loaded = load_config(Environment(config, root, "benchmark"))
-    return build(make_plan(loaded.tree, Registry.standard(), TrainingRecipe, loaded.faults), TrainingRecipe)
+    loaded = compose_config(ConfigRequest(Environment(config, root, "benchmark")), TrainingRecipe)
+    return build(plan_of(loaded), TrainingRecipe)
 
 
 def bare_step(recipe: Any) -> Callable[[], None]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.exceptions import UserError
 from modalities.factory.build import build
-from modalities.factory.plan import make_plan
 from modalities.registry.fields import Instance
 from modalities.registry.interfaces import Model, Tokenizer
 from modalities.registry.registry import Registry
+from modalities.run import plan_of
 from modalities.run_folder import RunFolder, find_checkpoint
 
 
@@ -54,6 +54,7 @@ def generate(
     config: Path | None = None,
     tokenizer_path: Path | None = None,
     registry: Registry | None = None,
+    imports: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """Continue a prompt; the pieces of text come as they are drawn.
 
@@ -64,6 +65,7 @@ def generate(
         config: The training config; by default the one that the run folder keeps.
         tokenizer_path: Folder of a tokenizer, instead of the config's.
         registry: With components of one's own.
+        imports: Modules and ``.py`` files that register components.
 
     Raises:
         UserError: The checkpoint, its config or the tokenizer is not there, or a sampling value is out of range.
@@ -75,8 +77,7 @@ def generate(
     checkpoint = find_checkpoint(checkpoint_path)
     config = config or _config_of(checkpoint_path, checkpoint.path)
     environment = Environment(config, config.absolute().parent.parent, checkpoint.experiment_id)
-    loaded = load_config(environment)
-    plan = make_plan(loaded.tree, registry or Registry.standard(), GenerationRecipe, loaded.faults)
+    plan = plan_of(compose_config(ConfigRequest(environment, imports=imports), GenerationRecipe, registry))
     if tokenizer_path is not None:
         plan.roots.pop("tokenizer", None)
     recipe = build(plan, GenerationRecipe)

@@ -6,15 +6,16 @@ import logging
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
+from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
+from modalities.config.dumping import dump_resolved
 from modalities.config.environment import Environment
-from modalities.config.loading import LoadedConfig, dump_resolved, load_config
 from modalities.exceptions import Interrupted, UserError
 from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
@@ -43,7 +44,10 @@ class RunRequest:
         experiment_id: Name of the run's folder; made from the time and the config's name if not given.
         resume: ``none``, ``auto`` (the newest checkpoint of this run, if any) or the path of a checkpoint or run.
         last_checkpoint_info: For a warm start whose config asks for ``${warmstart_env:checkpoint_paths}``.
-        overrides: Words of the command line that changed the config.
+        overrides: Hydra's override words, such as ``optimizer.lr=3e-4``.
+        config_folders: Further folders with groups for defaults lists.
+        imports: Modules and ``.py`` files that register components.
+        num_processes: How many processes the run will have, where no launcher has started them yet.
     """
 
     config: Path
@@ -52,9 +56,18 @@ class RunRequest:
     resume: str = "none"
     last_checkpoint_info: Path | None = None
     overrides: tuple[str, ...] = ()
+    config_folders: tuple[Path, ...] = ()
+    imports: tuple[str, ...] = ()
+    num_processes: int | None = None
 
-    def environment(self, experiment_id: str) -> Environment:
-        return Environment(self.config, self.experiments_root, experiment_id, self.last_checkpoint_info)
+    def with_overrides(self, overrides: tuple[str, ...]) -> RunRequest:
+        return replace(self, overrides=overrides)
+
+    def config_request(self, experiment_id: str) -> ConfigRequest:
+        environment = Environment(
+            self.config, self.experiments_root, experiment_id, self.last_checkpoint_info, self.num_processes
+        )
+        return ConfigRequest(environment, self.overrides, self.config_folders, self.imports)
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,25 @@ class RunSummary:
     has_own_checkpoint: bool
 
 
-def check(request: RunRequest, registry: Registry | None = None) -> Plan:
-    """Check a training config without importing torch; nothing is built.
+def compose(
+    request: RunRequest, recipe: RecipeChoice = TrainingRecipe, registry: Registry | None = None
+) -> ComposedConfig:
+    """The canonical tree of a request, for a run that would start now.
+
+    Raises:
+        ConfigError: The file cannot be read; every other fault is collected.
+    """
+    experiment_id = request.experiment_id or new_experiment_id(request.config)
+    return compose_config(request.config_request(experiment_id), recipe, registry)
+
+
+def check(request: RunRequest, registry: Registry | None = None, recipe: RecipeChoice = TrainingRecipe) -> Plan:
+    """Check a config without importing torch; nothing is built.
+
+    Args:
+        request: What the user asked for.
+        registry: With components of one's own; by default the standard one with the request's imports.
+        recipe: What the file is for, or what tells it.
 
     Returns:
         The plan; its faults tell what is wrong.
@@ -83,19 +113,24 @@ def check(request: RunRequest, registry: Registry | None = None) -> Plan:
     Raises:
         ConfigError: The file cannot be read.
     """
-    loaded = load_config(request.environment(request.experiment_id or new_experiment_id(request.config)))
-    return make_plan(loaded.tree, registry or Registry.standard(), TrainingRecipe, loaded.faults)
+    return plan_of(compose(request, recipe, registry))
 
 
-def build_from_file(config: Path, recipe: type[R], registry: Registry | None = None) -> R:
+def plan_of(composed: ComposedConfig) -> Plan:
+    """The checked plan of a composed config."""
+    schema = composed.schema
+    return make_plan(composed.tree, schema.registry, schema.recipe, composed.faults, composed.reads())
+
+
+def build_from_file(
+    config: Path, recipe: type[R], registry: Registry | None = None, overrides: tuple[str, ...] = ()
+) -> R:
     """Build what another recipe than a training run's needs from a YAML file.
 
     Raises:
         ConfigError: The config has faults.
     """
-    loaded = load_config(Environment(config, Path("experiments"), new_experiment_id(config)))
-    plan = make_plan(loaded.tree, registry or Registry.standard(), recipe, loaded.faults)
-    return build(plan, recipe)
+    return build(check(RunRequest(config, overrides=overrides), registry, recipe), recipe)
 
 
 def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
@@ -109,12 +144,11 @@ def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
 
     with process_group():
         experiment_id = on_rank_zero(lambda: _choose_experiment_id(request))
-        loaded = load_config(request.environment(experiment_id))
-        plan = make_plan(loaded.tree, registry or Registry.standard(), TrainingRecipe, loaded.faults)
-        return _run(request, plan, loaded, RunFolder(request.experiments_root / experiment_id))
+        composed = compose_config(request.config_request(experiment_id), TrainingRecipe, registry)
+        return _run(request, plan_of(composed), composed, RunFolder(request.experiments_root / experiment_id))
 
 
-def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolder) -> RunSummary:
+def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunFolder) -> RunSummary:
     from modalities.checkpointing.resume_state import ResumeState, restore_rng_state, seed_generators
     from modalities.parallel.process_group import global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
@@ -133,7 +167,9 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     try:
         checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe))
         if checkpoint is not None:
-            progress, resume_state = resume_(recipe.app_state, checkpoint, progress, settings)
+            progress, resume_state = resume_(
+                recipe.app_state, checkpoint, progress, settings, recipe.checkpoint_loading
+            )
     except UserError:
         if global_rank() == 0:
             folder.remove_if_empty()
@@ -143,8 +179,8 @@ def _run(request: RunRequest, plan: Plan, loaded: LoadedConfig, folder: RunFolde
     def record() -> None:
         folder.record(
             request.config,
-            loaded.text,
-            dump_resolved(loaded.tree),
+            composed.text,
+            dump_resolved(composed.tree, composed.imports),
             list(request.overrides),
             world_size(),
             recipe.checkpoint_saving.checkpoint_path,
@@ -234,8 +270,16 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
     elif summary.last_checkpoint is not None:
         num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)
         nproc = f" --nproc {num_processes}" if num_processes else ""
+        words = "".join(f" {shlex.quote(word)}" for word in _repeated_words(request))
         config, root = shlex.quote(str(request.config)), shlex.quote(str(request.experiments_root))
         console.print(
             f"  resume with      modalities run --config {config} --experiments_root_path {root} "
-            f"--experiment_id {shlex.quote(summary.run_folder.name)}{nproc} --resume auto"
+            f"--experiment_id {shlex.quote(summary.run_folder.name)}{nproc} --resume auto{words}"
         )
+
+
+def _repeated_words(request: RunRequest) -> list[str]:
+    """What the command line must say again for the run to go on as it was."""
+    words = [word for name in request.imports for word in ("--import", name)]
+    words += [word for folder in request.config_folders for word in ("--config-dir", str(folder))]
+    return [*words, *request.overrides]

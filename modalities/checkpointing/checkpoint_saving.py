@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from modalities.checkpointing.app_state import AppState
+from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving, FSDP1CheckpointSaving
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
-from modalities.checkpointing.retention import CheckpointSavingStrategyIF
+from modalities.checkpointing.retention import CheckpointSavingStrategyIF, SaveEveryKeepMostRecentStrategy
 from modalities.progress import TrainingProgress
 
 
@@ -60,3 +61,19 @@ class CheckpointSaving:
             if superseded.num_seen_steps < training_progress.num_seen_steps:
                 self.execution.delete_checkpoint(superseded)
         return committed
+
+
+def make_dcp_checkpoint_saving(
+    k: int, every: int, checkpoint_path: Path, global_rank: int, experiment_id: str
+) -> CheckpointSaving:
+    """Builder of ``checkpoint_saving: dcp``: saves every ``every`` steps, keeps the ``k`` newest."""
+    execution = DCPCheckpointSaving(checkpoint_path, experiment_id, global_rank)
+    return CheckpointSaving(SaveEveryKeepMostRecentStrategy(every, k), execution)
+
+
+def make_fsdp1_checkpoint_saving(
+    k: int, every: int, checkpoint_path: Path, global_rank: int, experiment_id: str
+) -> CheckpointSaving:
+    """Builder of ``checkpoint_saving: fsdp1``: saves every ``every`` steps, keeps the ``k`` newest."""
+    execution = FSDP1CheckpointSaving(checkpoint_path, experiment_id, global_rank)
+    return CheckpointSaving(SaveEveryKeepMostRecentStrategy(every, k), execution)

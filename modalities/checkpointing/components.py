@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
-from modalities.registry.fields import ComponentConfig, EnumField, ExistingFile, ExistingPath, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, ExistingFile, ExistingPath, Instance
 from modalities.registry.interfaces import (
+    Anything,
     AppState,
     CheckpointSaving,
     CheckpointSavingExecution,
@@ -22,7 +25,7 @@ from modalities.registry.interfaces import (
     Optimizer,
     TorchCheckpointLoading,
 )
-from modalities.registry.registry import Sign
+from modalities.registry.spec import Sign
 
 sign = Sign()
 
@@ -77,10 +80,59 @@ class SaveEveryKStepsConfig(ComponentConfig):
     k: int = Field(gt=0, description="steps between two checkpoints")
 
 
+class _FullSavingConfig(ComponentConfig):
+    k: int = Field(-1, strict=True, ge=-1, description="how many checkpoints are kept; -1 keeps all, 0 saves none")
+    every: Annotated[int, DefaultFrom("settings.intervals.checkpointing_interval_in_steps")] = Field(
+        gt=0, description="steps between two checkpoints; a multiple of the interval at which saving is asked for"
+    )
+    checkpoint_path: Annotated[Path, places.CHECKPOINT_PATH] = Field(
+        description="folder that holds the checkpoints; made if absent"
+    )
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
+    experiment_id: Annotated[str, places.EXPERIMENT_ID] = Field(
+        min_length=1, description="ID of the experiment, part of every checkpoint's name"
+    )
+
+
+_TAKES_OVER = {
+    "k": ("checkpoint_saving_strategy/save_k_most_recent_checkpoints_strategy.k",),
+    "every": ("checkpoint_saving_strategy/save_every_k_steps_checkpointing_strategy.k",),
+    "checkpoint_path": ("checkpoint_saving_execution.checkpoint_path",),
+    "global_rank": ("checkpoint_saving_execution.global_rank",),
+    "experiment_id": ("checkpoint_saving_execution.experiment_id",),
+}
+
+
+@sign.component(
+    "checkpoint_saving",
+    "dcp",
+    builds="modalities.checkpointing.checkpoint_saving:make_dcp_checkpoint_saving",
+    provides=CheckpointSaving,
+    takes_over=_TAKES_OVER,
+)
+class DCPFullSavingConfig(_FullSavingConfig):
+    """Each rank writes its own shards; the newest checkpoints are kept."""
+
+
+@sign.component(
+    "checkpoint_saving",
+    "fsdp1",
+    builds="modalities.checkpointing.checkpoint_saving:make_fsdp1_checkpoint_saving",
+    provides=CheckpointSaving,
+    takes_over=_TAKES_OVER,
+)
+class FSDP1FullSavingConfig(_FullSavingConfig):
+    """Rank 0 writes full model and optimizer files; the newest checkpoints are kept."""
+
+
 class _SavingExecutionConfig(ComponentConfig):
-    checkpoint_path: Path = Field(description="folder that holds the checkpoints; made if absent")
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
-    experiment_id: str = Field(min_length=1, description="ID of the experiment, part of every checkpoint's name")
+    checkpoint_path: Annotated[Path, places.CHECKPOINT_PATH] = Field(
+        description="folder that holds the checkpoints; made if absent"
+    )
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
+    experiment_id: Annotated[str, places.EXPERIMENT_ID] = Field(
+        min_length=1, description="ID of the experiment, part of every checkpoint's name"
+    )
 
 
 @sign.component(
@@ -106,7 +158,7 @@ class FSDP1CheckpointSavingConfig(_SavingExecutionConfig):
 class DCPCheckpointLoadingConfig(ComponentConfig):
     """Each rank reads what its shards need from a checkpoint folder."""
 
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
 
 
 @sign.component(
@@ -115,10 +167,16 @@ class DCPCheckpointLoadingConfig(ComponentConfig):
 class FSDP1CheckpointLoadingConfig(ComponentConfig):
     """Rank 0 reads full files; the model is wrapped with FSDP1 and sharded."""
 
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
-    block_names: list[str] = Field(min_length=1, description="class names of the layers that are sharded on their own")
-    mixed_precision_settings: EnumField[MixedPrecisionSettings] = Field(description="precision under FSDP")
-    sharding_strategy: EnumField[ShardingStrategy] = Field(description="what is sharded, and over which ranks")
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
+    block_names: Annotated[list[str], DefaultFrom("app_state.model.block_names")] = Field(
+        min_length=1, description="class names of the layers that are sharded on their own"
+    )
+    mixed_precision_settings: Annotated[
+        EnumField[MixedPrecisionSettings], DefaultFrom("app_state.model.mixed_precision_settings")
+    ] = Field(description="precision under FSDP")
+    sharding_strategy: Annotated[EnumField[ShardingStrategy], DefaultFrom("app_state.model.sharding_strategy")] = Field(
+        description="what is sharded, and over which ranks"
+    )
 
 
 @sign.component(
@@ -138,12 +196,18 @@ class TorchCheckpointLoadingConfig(ComponentConfig):
 class RawAppStateConfig(ComponentConfig):
     """Model, optimizer and learning-rate scheduler, as built."""
 
-    model: Instance[Model] | list[Instance[Model]] = Field(description="the model, or its parts")
-    optimizer: Instance[Optimizer] = Field(description="the optimizer over the model's parameters")
-    lr_scheduler: Instance[LRScheduler] | None = Field(None, description="the scheduler over the optimizer")
+    model: Annotated[Instance[Model] | list[Instance[Model]], DefaultFrom("model")] = Field(
+        description="the model, or its parts"
+    )
+    optimizer: Annotated[Instance[Optimizer], DefaultFrom("optimizer")] = Field(
+        description="the optimizer over the model's parameters"
+    )
+    lr_scheduler: Annotated[Instance[LRScheduler] | None, DefaultFrom("lr_scheduler")] = Field(
+        None, description="the scheduler over the optimizer"
+    )
 
 
-@sign.component("app_state", "dcp", builds=f"{_RESTORING}:load_app_state", provides=AppState)
+@sign.component("app_state", "dcp", builds=f"{_RESTORING}:load_app_state", provides=AppState, wraps=("raw_app_state",))
 class DCPAppStateConfig(ComponentConfig):
     """An app state loaded from a DCP checkpoint."""
 
@@ -151,16 +215,30 @@ class DCPAppStateConfig(ComponentConfig):
     checkpoint_dir_path: ExistingPath = Field(description="folder of the checkpoint")
 
 
-@sign.component("model", "fsdp1_checkpointed", builds=f"{_RESTORING}:load_fsdp1_model", provides=FSDP1Model)
+@sign.component(
+    "model",
+    "fsdp1_checkpointed",
+    builds=f"{_RESTORING}:load_fsdp1_model",
+    provides=Anything,
+    wraps=("model", "checkpoint_loading"),
+)
 class FSDP1CheckpointedModelConfig(ComponentConfig):
-    """A model wrapped with FSDP1 whose weights come from a checkpoint file."""
+    """A model whose weights come from a checkpoint file; wrapped with FSDP1, if the loading does so."""
 
-    checkpoint_loading: Instance[FSDP1CheckpointLoading] = Field(description="how the file is loaded")
+    checkpoint_loading: Instance[FSDP1CheckpointLoading] | Instance[TorchCheckpointLoading] = Field(
+        description="how the file is loaded: fsdp1 wraps the model and shards it, torch leaves it whole"
+    )
     checkpoint_path: ExistingFile = Field(description="the model file")
     model: Instance[Model] = Field(description="the model as built, unwrapped")
 
 
-@sign.component("optimizer", "fsdp1_checkpointed", builds=f"{_RESTORING}:load_fsdp1_optimizer", provides=Optimizer)
+@sign.component(
+    "optimizer",
+    "fsdp1_checkpointed",
+    builds=f"{_RESTORING}:load_fsdp1_optimizer",
+    provides=Optimizer,
+    wraps=("optimizer",),
+)
 class FSDP1CheckpointedOptimizerConfig(ComponentConfig):
     """An optimizer over an FSDP1 model whose state comes from a checkpoint file."""
 

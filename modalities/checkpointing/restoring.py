@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, read_state_file
-from modalities.checkpointing.interfaces import FSDP1CheckpointLoadingIF
+from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, FSDP1CheckpointLoadingIF
 from modalities.checkpointing.key_report import compare_tensors
 from modalities.checkpointing.resume_state import ResumeState, read_resume_state
+from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1 import load_full_model_state_dict_, load_full_optimizer_state_dict_
 from modalities.parallel.process_group import global_rank, on_rank_zero
@@ -22,8 +23,14 @@ from modalities.parallel.process_group import global_rank, on_rank_zero
 logger = logging.getLogger(__name__)
 
 
-def restore_(app_state: AppState, checkpoint: Checkpoint) -> ResumeState | None:
+def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: object = None) -> ResumeState | None:
     """Load a checkpoint of either kind into a built app state, in place; all ranks must call it.
+
+    Args:
+        app_state: As built.
+        checkpoint: What to load.
+        checkpoint_loading: Loads a distributed checkpoint, instead of the standard way. Full files are loaded into the
+            model as it is wrapped already.
 
     Returns:
         Counters and random states, or None if the checkpoint is from elsewhere and has none. The random states are not
@@ -33,7 +40,8 @@ def restore_(app_state: AppState, checkpoint: Checkpoint) -> ResumeState | None:
         CheckpointError: The checkpoint is absent, damaged, or of another model.
     """
     if checkpoint.is_distributed:
-        DCPCheckpointLoading(global_rank()).load_checkpoint_(app_state, checkpoint.path)
+        loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
+        (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
         return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     _restore_full_files_(app_state, checkpoint)
@@ -77,7 +85,7 @@ def load_app_state(raw_app_state: AppState, checkpoint_dir_path: Path) -> AppSta
 
 
 def load_fsdp1_model(
-    checkpoint_loading: FSDP1CheckpointLoadingIF, checkpoint_path: Path, model: nn.Module
+    checkpoint_loading: FSDP1CheckpointLoadingIF | TorchCheckpointLoading, checkpoint_path: Path, model: nn.Module
 ) -> nn.Module:
     """Builder of ``model: fsdp1_checkpointed``."""
     return checkpoint_loading.load_model_checkpoint(model, checkpoint_path)

@@ -53,6 +53,24 @@ class SaveKMostRecentCheckpointsStrategy(CheckpointSavingStrategyIF):
         return list(saved[: -self.k]) if self.k > 0 else []
 
 
+class SaveEveryKeepMostRecentStrategy(SaveKMostRecentCheckpointsStrategy):
+    """Save when the number of steps is a multiple of ``every``, and keep the newest.
+
+    Args:
+        every: Steps between two checkpoints.
+        k: How many are kept; -1 keeps all, 0 saves none.
+    """
+
+    def __init__(self, every: int, k: int) -> None:
+        super().__init__(k)
+        if every < 1:
+            raise UserError(f"every is {every}; it must be at least 1 step")
+        self.every = every
+
+    def should_save(self, training_progress: TrainingProgress) -> bool:
+        return super().should_save(training_progress) and training_progress.num_seen_steps % self.every == 0
+
+
 class SaveEveryKStepsCheckpointingStrategy(CheckpointSavingStrategyIF):
     """Save when the number of steps is a multiple of k, and keep all.
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from modalities.cli.options import overrides_argument
+
 _POLICY_OPTION = click.option(
     "--file_existence_policy",
     "--file-existence-policy",
@@ -39,15 +41,19 @@ def create_raw_index_command(src_path: Path, index_path: Path | None, policy: st
 
 @data.command("pack_encoded_data")
 @click.argument("config_path", type=click.Path(path_type=Path))
+@overrides_argument
 @_POLICY_OPTION
-def pack_encoded_data_command(config_path: Path, policy: str) -> None:
-    """Tokenize and pack the JSONL file that CONFIG_PATH names."""
+def pack_encoded_data_command(config_path: Path, overrides: tuple[str, ...], policy: str) -> None:
+    """Tokenize and pack the JSONL file that CONFIG_PATH names.
+
+    OVERRIDE is path=value, such as settings.dst_path=out.pbin or tokenizer.truncation=true.
+    """
     from modalities.data.files import FileExistencePolicy
     from modalities.data.packing import Packing
     from modalities.data.recipes import PackingRecipe
     from modalities.run import build_from_file
 
-    recipe = build_from_file(config_path, PackingRecipe)
+    recipe = build_from_file(config_path, PackingRecipe, overrides=overrides)
     settings = recipe.settings
     packing = Packing(settings.src_path, recipe.tokenizer, settings.eod_token, settings.jq_pattern, settings.index_path)
     destination = settings.dst_path or settings.src_path.with_suffix(".pbin")

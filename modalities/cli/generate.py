@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modalities.cli.options import import_option, import_user_modules
+from modalities.cli.options import import_option
 
 
 @click.command()
@@ -38,9 +38,8 @@ def generate(
     from modalities.generate import Sampling
     from modalities.generate import generate as generate_text
 
-    import_user_modules(imports)
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
-    pieces = generate_text(checkpoint, prompt, sampling, config, tokenizer)
+    pieces = generate_text(checkpoint, prompt, sampling, config, tokenizer, imports=imports)
     click.echo(prompt, nl=False)
     for piece in pieces:
         click.echo(piece, nl=False)

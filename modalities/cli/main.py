@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 
-from modalities.exceptions import Interrupted, UserError
+from modalities.exceptions import ConfigError, Interrupted, UserError
 
 _COMMANDS = {
     "run": ("modalities.cli.run:run", "Train from a YAML config."),
     "warmstart": ("modalities.cli.run:warmstart", "Train on from a checkpoint that the config itself loads."),
     "check": ("modalities.cli.check:check", "Check a config without starting anything."),
+    "config": ("modalities.cli.config:config", "Show, compare, draw, explain and upgrade configs."),
     "generate": ("modalities.cli.generate:generate", "Continue a text with a trained model."),
     "components": ("modalities.cli.components:components", "List components, or show one with its fields."),
     "data": ("modalities.cli.data:data", "Index and pack training data."),
@@ -80,7 +81,7 @@ def _run(words: list[str], debug: bool) -> int:
         error.show()
         return EXIT_USER_ERROR
     except UserError as error:
-        _report(str(error), debug)
+        _report(_text_of(error), debug)
         if os.environ.get("RANK", "0") != "0":
             # the launcher ends rank 0 when this rank leaves: let it speak first
             time.sleep(1)
@@ -100,12 +101,21 @@ def _run(words: list[str], debug: bool) -> int:
         return 1
 
 
+def _text_of(error: UserError) -> str:
+    """The message, with colours on a terminal."""
+    if isinstance(error, ConfigError) and error.faults and "NO_COLOR" not in os.environ and sys.stderr.isatty():
+        from modalities.config.faults import report
+
+        return report(error.faults, color=True)
+    return str(error)
+
+
 def _report(message: str, debug: bool) -> None:
     """One message per job, not one per rank."""
     if debug:
         traceback.print_exc()
     if os.environ.get("RANK", "0") == "0" or message.startswith(f"rank {os.environ.get('RANK')}:"):
-        click.echo(message if message.startswith(("error", "warning")) else f"error: {message}", err=True)
+        click.echo(message if message.startswith(("error", "warning", "\x1b")) else f"error: {message}", err=True)
 
 
 def _interrupted(message: str) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from modalities.exceptions import UserError
+C = TypeVar("C", bound=Callable[..., Any])
 
 config_option = click.option(
     "--config",
@@ -18,6 +17,15 @@ config_option = click.option(
     type=click.Path(path_type=Path),
     required=True,
     help="The experiment's YAML file.",
+)
+
+config_folder_option = click.option(
+    "--config-dir",
+    "config_folders",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="FOLDER",
+    help="A further folder with groups for `defaults:` lists. May be repeated.",
 )
 
 experiments_root_option = click.option(
@@ -30,6 +38,14 @@ experiments_root_option = click.option(
     help="Folder that holds the run folders.",
 )
 
+experiment_id_option = click.option(
+    "--experiment_id", "--experiment-id", default=None, help="Name of the run's folder. Default: time and config."
+)
+
+nproc_option = click.option(
+    "--nproc", type=click.IntRange(min=1), default=None, help="Start that many processes on this machine."
+)
+
 import_option = click.option(
     "--import",
     "imports",
@@ -38,31 +54,11 @@ import_option = click.option(
     help="A module, or the path of a .py file, that registers components of your own. May be repeated.",
 )
 
-
-def import_user_modules(names: tuple[str, ...]) -> None:
-    """Import modules so that their ``@register``-ed components are known.
-
-    Raises:
-        UserError: A module is not there.
-    """
-    for name in names:
-        if name.endswith(".py"):
-            _import_file(Path(name))
-            continue
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise UserError(f"--import {name}: {error}; give a module on the Python path or a .py file") from error
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
 
 
-def _import_file(file: Path) -> None:
-    if not file.is_file():
-        raise UserError(f"--import {file}: no such file")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+def takes_config(command: C) -> C:
+    """Decorator: the command takes a config, groups, components of the user's own and overrides."""
+    for decorate in (config_option, config_folder_option, import_option, overrides_argument):
+        command = decorate(command)
+    return command

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import click
 
-from modalities.cli.options import config_option, experiments_root_option, import_option
+from modalities.cli.options import experiment_id_option, experiments_root_option, nproc_option, takes_config
 from modalities.run import RunRequest
 
 
 @click.command()
-@config_option
+@takes_config
 @experiments_root_option
-@click.option(
-    "--experiment_id", "--experiment-id", default=None, help="Name of the run's folder. Default: time and config."
-)
+@experiment_id_option
 @click.option(
     "--resume",
     default="none",
@@ -24,55 +22,96 @@ from modalities.run import RunRequest
     help="none: a fresh run. auto: go on from the newest checkpoint of the last run of this config, if there is one. "
     "PATH: go on from that checkpoint or run folder.",
 )
-@click.option("--nproc", type=click.IntRange(min=1), default=None, help="Start that many processes on this machine.")
-@import_option
+@nproc_option
+@click.option("--multirun", "-m", is_flag=True, help="Run every job of a sweep: optimizer.lr=1e-4,3e-4 gives two.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "submitit"]),
+    default="local",
+    show_default=True,
+    help="Where the jobs of a sweep run: here, one after another, or as an array of SLURM jobs.",
+)
+@click.option(
+    "--slurm",
+    "slurm_parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of submitit's executor, such as slurm_partition=gpu or timeout_min=60. May be repeated.",
+)
 def run(
     config: Path,
+    config_folders: tuple[Path, ...],
+    imports: tuple[str, ...],
+    overrides: tuple[str, ...],
     experiments_root: Path,
     experiment_id: str | None,
     resume: str,
     nproc: int | None,
-    imports: tuple[str, ...],
+    multirun: bool,
+    launcher: str,
+    slurm_parameters: tuple[str, ...],
 ) -> None:
     """Train from a YAML config.
 
-    Runs in one process; with --nproc in several on this machine; under torchrun as one of its ranks.
+    Runs in one process; with --nproc in several on this machine; under torchrun as one of its ranks. OVERRIDE is
+    path=value, +path=value to add, ~path to remove, slot=variant to choose a component.
     """
-    _start(RunRequest(config, experiments_root, experiment_id, resume), nproc, imports)
+    request = RunRequest(
+        config,
+        experiments_root,
+        experiment_id,
+        resume,
+        overrides=overrides,
+        config_folders=config_folders,
+        imports=imports,
+        num_processes=nproc,
+    )
+    if multirun:
+        from modalities.cli.multirun import run_sweep
+
+        run_sweep(request, launcher, slurm_parameters)
+        return
+    _start(request, nproc)
 
 
 @click.command()
-@config_option
+@takes_config
 @experiments_root_option
-@click.option(
-    "--experiment_id", "--experiment-id", default=None, help="Name of the run's folder. Default: time and config."
-)
+@experiment_id_option
 @click.option(
     "--last_checkpoint_info_file_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     required=True,
     help="A last_checkpoint_info.json; the config reads it as ${warmstart_env:checkpoint_paths}.",
 )
-@click.option("--nproc", type=click.IntRange(min=1), default=None, help="Start that many processes on this machine.")
-@import_option
+@nproc_option
 def warmstart(
     config: Path,
+    config_folders: tuple[Path, ...],
+    imports: tuple[str, ...],
+    overrides: tuple[str, ...],
     experiments_root: Path,
     experiment_id: str | None,
     last_checkpoint_info_file_path: Path,
     nproc: int | None,
-    imports: tuple[str, ...],
 ) -> None:
     """Train on from a checkpoint that the config itself loads."""
-    request = RunRequest(config, experiments_root, experiment_id, last_checkpoint_info=last_checkpoint_info_file_path)
-    _start(request, nproc, imports)
+    request = RunRequest(
+        config,
+        experiments_root,
+        experiment_id,
+        last_checkpoint_info=last_checkpoint_info_file_path,
+        overrides=overrides,
+        config_folders=config_folders,
+        imports=imports,
+        num_processes=nproc,
+    )
+    _start(request, nproc)
 
 
-def _start(request: RunRequest, nproc: int | None, imports: tuple[str, ...]) -> None:
+def _start(request: RunRequest, nproc: int | None) -> None:
     from modalities.cli.checking import check_or_exit
-    from modalities.cli.options import import_user_modules
 
-    import_user_modules(imports)
     # faults are told before torch is imported, and before processes are started
     check_or_exit(request)
     if nproc is not None and "RANK" not in os.environ:

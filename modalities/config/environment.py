@@ -29,20 +29,23 @@ class Environment:
         experiments_root_path: Folder that holds the run folders.
         experiment_id: Name of the run's folder.
         last_checkpoint_info_file_path: Source of ``${warmstart_env:checkpoint_paths}``, if warm-starting.
+        world_size: Number of processes that the run will have, where no launcher has set it yet.
     """
 
     config_file_path: Path
     experiments_root_path: Path
     experiment_id: str
     last_checkpoint_info_file_path: Path | None = None
+    world_size: int | None = None
 
     def register_resolvers(self) -> None:
         """Make this the environment that interpolations are answered from."""
         for name in ("cuda_env", "modalities_env", "node_env", "warmstart_env"):
             OmegaConf.register_new_resolver(name, getattr(self, f"_{name}"), replace=True)
 
-    @staticmethod
-    def _cuda_env(name: str) -> int | str | None:
+    def _cuda_env(self, name: str) -> int | str | None:
+        if name == "WORLD_SIZE" and self.world_size is not None and not os.environ.get(name):
+            return self.world_size
         if name in _LAUNCHER_DEFAULTS:
             return launcher_value(name)
         return os.getenv(name)
@@ -68,7 +71,7 @@ class Environment:
         if name != "checkpoint_paths":
             raise ValueError(did_you_mean(name, ["checkpoint_paths"], "names of warmstart_env"))
         if self.last_checkpoint_info_file_path is None:
-            raise ValueError("only `modalities warmstart --last_checkpoint_info_file_path …` sets it")
+            raise ValueError("it is known to `warmstart` and `check` with --last_checkpoint_info_file_path only")
         return read_checkpoint_info(self.last_checkpoint_info_file_path)
 
 

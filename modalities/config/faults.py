@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from modalities.config.tree import Place, TreePath, dotted
 from modalities.exceptions import ConfigError
 
 MAX_FAULTS_SHOWN = 20
+MAX_RELATED_SHOWN = 5
+MAX_LINE_SHOWN = 160
+
+_STYLES = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "note": "\x1b[1;36m",
+    "help": "\x1b[32m",
+    "margin": "\x1b[34m",
+    "bold": "\x1b[1m",
+    "plain": "\x1b[0m",
+}
 
 
 @dataclass
@@ -25,7 +38,7 @@ class Fault:
         span: Characters to underline.
         hints: What to do about it.
         related: Other places that matter, each with what it is.
-        severity: ``error`` stops the run, ``warning`` doesn't.
+        severity: ``error`` stops the run; ``warning`` and ``note`` do not.
     """
 
     code: str
@@ -37,20 +50,64 @@ class Fault:
     related: list[tuple[str, Place]] = field(default_factory=list)
     severity: str = "error"
 
-    def render(self) -> str:
-        """The fault as a few lines of text, with the line of the file it stands in."""
+    def render(self, color: bool = False) -> str:
+        """The fault as a few lines of text, with the line of the file it stands in.
+
+        Args:
+            color: Mark the parts with a terminal's colours.
+        """
+
+        def paint(text: str, style: str) -> str:
+            return f"{_STYLES[style]}{text}{_STYLES['plain']}" if color else text
+
         where = f"   ({dotted(self.path)})" if self.path else ""
-        lines = [f"{self.severity}[{self.code}]: {self.message}", f"  --> {self.place}{where}"]
-        lines += _excerpt(self.place, self.span)
-        lines += [f"  note: {what}: {place}" for what, place in self.related]
-        lines += [f"  help: {hint}" for hint in self.hints if hint]
+        lines = [paint(f"{self.severity}[{self.code}]", self.severity) + paint(f": {self.message}", "bold")]
+        lines.append(paint("  --> ", "margin") + f"{self.place}{where}")
+        lines += [paint(line, "margin") if line.endswith("^") else line for line in _excerpt(self.place, self.span)]
+        lines += [paint("  note: ", "margin") + f"{what}: {place}" for what, place in self.related[:MAX_RELATED_SHOWN]]
+        if len(self.related) > MAX_RELATED_SHOWN:
+            lines.append(f"  note: and {len(self.related) - MAX_RELATED_SHOWN} more places")
+        lines += [paint("  help: ", "help") + hint for hint in self.hints if hint]
         return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fault for programs: an editor, a CI job."""
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "message": self.message,
+            "path": dotted(self.path),
+            **_place_as_json(self.place),
+            "span": self.span,
+            "hints": [hint for hint in self.hints if hint],
+            "related": [{"what": what, **_place_as_json(place)} for what, place in self.related],
+        }
+
+
+def _place_as_json(place: Place) -> dict[str, Any]:
+    return {"file": place.file, "line": place.line, "column": place.column, "origin": place.origin}
+
+
+def unique(faults: Iterable[Fault]) -> list[Fault]:
+    """Faults in the order of the files, each once; one wrong line copied by interpolation counts once."""
+    found = {(fault.code, fault.message, fault.place): fault for fault in faults}
+    return sorted(
+        found.values(), key=lambda f: (f.place.file is None, f.place.file or "", f.place.line, f.place.column)
+    )
 
 
 def errors_of(faults: Iterable[Fault]) -> list[Fault]:
-    """Only the faults that stop a run; one wrong line copied by interpolation counts once."""
-    unique = {(f.code, f.message, f.place): f for f in faults if f.severity == "error"}
-    return list(unique.values())
+    """Only the faults that stop a run, in the order of the files, each once."""
+    return unique(fault for fault in faults if fault.severity == "error")
+
+
+def report(errors: Sequence[Fault], color: bool = False) -> str:
+    """The text that a user reads about the errors of a config."""
+    shown = [fault.render(color) for fault in errors[:MAX_FAULTS_SHOWN]]
+    if len(errors) > MAX_FAULTS_SHOWN:
+        shown.append(f"… and {len(errors) - MAX_FAULTS_SHOWN} more; `modalities check --format json` lists them all")
+    count = "1 fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return "\n\n".join([*shown, f"The config has {count}; nothing was started."])
 
 
 def raise_on_errors(faults: Iterable[Fault]) -> None:
@@ -60,13 +117,8 @@ def raise_on_errors(faults: Iterable[Fault]) -> None:
         ConfigError: There is at least one error.
     """
     errors = errors_of(faults)
-    if not errors:
-        return
-    shown = [fault.render() for fault in errors[:MAX_FAULTS_SHOWN]]
-    if len(errors) > MAX_FAULTS_SHOWN:
-        shown.append(f"… and {len(errors) - MAX_FAULTS_SHOWN} more")
-    count = "1 fault" if len(errors) == 1 else f"{len(errors)} faults"
-    raise ConfigError("\n\n".join([*shown, f"The config has {count}; nothing was started."]), errors)
+    if errors:
+        raise ConfigError(report(errors), errors)
 
 
 @lru_cache(maxsize=8)
@@ -82,6 +134,10 @@ def _excerpt(place: Place, span: int) -> list[str]:
     if not 0 < place.line <= len(lines):
         return []
     text = lines[place.line - 1]
+    if len(text) > MAX_LINE_SHOWN:
+        text = text[: MAX_LINE_SHOWN - 1] + "…"
+    if place.column > len(text):
+        return []
     margin = f"{place.line:>5} | "
     underline = "^" * max(1, min(span, len(text) - place.column + 1))
     return [margin + text, " " * (len(margin) - 2) + "| " + " " * (place.column - 1) + underline]

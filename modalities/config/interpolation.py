@@ -18,6 +18,7 @@ from modalities.config.tree import BROKEN, CONFIG, Node, TreePath, dotted, is_co
 
 _PLAIN_PATH = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[\w-]+|\[\d+\])*)\}")
 _CONTEXT_FREE = re.compile(r"\$\{(cuda_env|modalities_env|node_env|warmstart_env|oc\.env):[\w.,/-]*\}")
+_BROKEN_TEXT = "\0broken\0"
 _RESOLVERS = ("cuda_env", "modalities_env", "node_env", "warmstart_env", "oc.env", "oc.decode", "oc.select")
 
 
@@ -51,6 +52,8 @@ class _Resolver:
             chain = " -> ".join([*asked[asked.index(target_name) :], target_name])
             return self._broken(path, node, f"interpolation goes round: {chain}")
         target = self._look_up(target_name, (*asked, target_name))
+        if target is not None and target.value is BROKEN:
+            return replace(node, value=BROKEN)  # told where it broke
         if target is None:
             return self._points_nowhere(path, node, target_name, asked)
         found = self.resolve(path, target.copy(), (*asked, target_name))
@@ -66,6 +69,8 @@ class _Resolver:
                 if ".".join(done) in asked:
                     return None
                 node = self.resolve(tuple(done), node, (*asked, ".".join(done)))
+            if node.value is BROKEN:
+                return node
             if is_component(node) and part not in node.value:
                 node = node.value.get(CONFIG, node)
             done.append(part)
@@ -94,15 +99,17 @@ class _Resolver:
                 value: Any = OmegaConf.create({"answer": node.value})["answer"]
             else:
                 if self._whole is None:
-                    self._whole = OmegaConf.create(self.root.plain())
+                    self._whole = OmegaConf.create(_without_broken(self.root.plain()))
                 value = OmegaConf.select(self._whole, dotted(path), throw_on_resolution_failure=True)
             if isinstance(value, DictConfig | ListConfig):
                 value = OmegaConf.to_container(value, resolve=True)
         except (OmegaConfBaseException, RecursionError, ValueError, KeyError, TypeError) as error:
-            text = str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0].removeprefix("ValueError raised while resolving interpolation: ")
             unknown = re.search(r"Unsupported interpolation type (\S+)", text)
             hint = did_you_mean(unknown[1], _RESOLVERS, "resolvers") if unknown else ""
             return self._broken(path, node, f"`{node.value}`: {text}", hint)
+        if _BROKEN_TEXT in str(value):
+            return replace(node, value=BROKEN)  # told where it broke
         answer = node_from(value, node.place)
         return replace(answer, key_place=node.key_place, via=((node.value, node.place),))
 
@@ -110,3 +117,12 @@ class _Resolver:
         fault = Fault("interpolation", message, path, node.place, len(node.value), [hint] if hint else [])
         self.faults.append(fault)
         return replace(node, value=BROKEN)
+
+
+def _without_broken(value: Any) -> Any:
+    """Plain values in which what is broken is a text that OmegaConf takes, and that is found again in its answers."""
+    if isinstance(value, dict):
+        return {key: _without_broken(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_without_broken(child) for child in value]
+    return _BROKEN_TEXT if value is BROKEN else value

@@ -6,11 +6,20 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: object, candidates: Iterable[object], limit: int = 3) -> list[str]:
-    """The candidates most like ``word``, best first."""
+def nearest(word: object, candidates: Iterable[object], limit: int = 3, cutoff: float = 0.6) -> list[str]:
+    """The candidates most like ``word``, best first.
+
+    Args:
+        word: What was not understood.
+        candidates: What it may have meant.
+        limit: How many at most.
+        cutoff: Least likeness, from 0 to 1.
+    """
     names = list(dict.fromkeys(str(c) for c in candidates))
     by_lower_case = {name.lower(): name for name in names}
-    found = [by_lower_case[m] for m in difflib.get_close_matches(str(word).lower(), by_lower_case, n=limit, cutoff=0.6)]
+    found = [
+        by_lower_case[m] for m in difflib.get_close_matches(str(word).lower(), by_lower_case, n=limit, cutoff=cutoff)
+    ]
     return (found + [n for n in names if str(word) and str(word) in n.split("_") and n not in found])[:limit]
 
 

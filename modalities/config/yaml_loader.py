@@ -36,6 +36,9 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+0123456789."))
 
+IMPLICIT_RESOLVERS = _Loader.yaml_implicit_resolvers
+"""How plain scalars are understood, for whoever writes YAML that is read here."""
+
 
 def load_yaml(file: Path, faults: list[Fault]) -> Node:
     """Read a YAML file into a located tree.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
+from modalities.data.rules import packed_file_has_a_sample, packed_file_is_there
 from modalities.parallel.settings import ParallelismDegrees
-from modalities.registry.fields import ComponentConfig, EnumField, ExistingFile, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, ExistingFile, Instance
 from modalities.registry.interfaces import (
     BatchSampler,
     CollateFn,
@@ -20,7 +21,8 @@ from modalities.registry.interfaces import (
     Sampler,
     Tokenizer,
 )
-from modalities.registry.registry import Sign
+from modalities.registry.rules import Rule
+from modalities.registry.spec import Sign
 
 sign = Sign()
 
@@ -48,6 +50,7 @@ class PreTrainedHFTokenizerConfig(ComponentConfig):
     "pretrained_sp_tokenizer",
     builds="modalities.data.tokenizers:PreTrainedSPTokenizer",
     provides=Tokenizer,
+    removed=dict.fromkeys(("padding", "truncation"), "SentencePiece texts are neither filled up nor cut"),
 )
 class PreTrainedSPTokenizerConfig(ComponentConfig):
     """A SentencePiece tokenizer, from a local file."""
@@ -60,7 +63,7 @@ class PackingConfig(ComponentConfig):
     """How a packed file is made of JSONL text."""
 
     src_path: ExistingFile = Field(description="one JSON document per line")
-    tokenizer: Instance[Tokenizer] = Field(description="text to ids")
+    tokenizer: Annotated[Instance[Tokenizer], DefaultFrom("tokenizer")] = Field(description="text to ids")
     eod_token: str = Field(description="ends each document")
     jq_pattern: str = Field(".text", description="what of a document is its text")
     index_path: Path | None = Field(None, description="index of the text; by default beside the packed file")
@@ -76,20 +79,17 @@ class PackedMemMapDatasetContinuousConfig(ComponentConfig):
     """Blocks of consecutive tokens of a packed file."""
 
     raw_data_path: Path = Field(description="the packed file; must be there unless pack_from makes it")
-    sequence_length: int = Field(strict=True, gt=1, description="tokens that the model sees per sample")
-    sample_key: str = Field(description="name of the token ids in a sample")
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = Field(
+        strict=True, gt=1, description="tokens that the model sees per sample"
+    )
+    sample_key: Annotated[str, places.SAMPLE_KEY] = Field(description="name of the token ids in a sample")
     reuse_last_target: bool = Field(True, description="whether a block's last target is the next one's first input")
     pack_from: Instance[Packing] | None = Field(None, description="makes the packed file if it is not there")
 
-    @model_validator(mode="after")
-    def _file_is_there(self) -> Self:
-        if self.pack_from is None and not self.raw_data_path.is_file():
-            raise PydanticCustomError(
-                "path_not_found",
-                "raw_data_path: no such file: {path}; make it with `modalities data pack_encoded_data`, or give pack_from",
-                {"path": str(self.raw_data_path)},
-            )
-        return self
+    rules = (
+        Rule(("raw_data_path", "pack_from:given"), packed_file_is_there),
+        Rule(("sequence_length", "raw_data_path", "reuse_last_target?"), packed_file_has_a_sample),
+    )
 
 
 @sign.component("dataset", "mem_map_dataset", builds="modalities.data.raw_dataset:MemMapDataset", provides=Dataset)
@@ -97,8 +97,8 @@ class MemMapDatasetConfig(ComponentConfig):
     """One sample per document of a JSONL file, tokenized when it is asked for."""
 
     raw_data_path: ExistingFile = Field(description="one JSON document per line")
-    tokenizer: Instance[Tokenizer] = Field(description="text to ids")
-    sample_key: str = Field(description="name of the token ids in a sample")
+    tokenizer: Annotated[Instance[Tokenizer], DefaultFrom("tokenizer")] = Field(description="text to ids")
+    sample_key: Annotated[str, places.SAMPLE_KEY] = Field(description="name of the token ids in a sample")
     index_path: ExistingFile | None = Field(None, description="index of the file; by default beside it")
     jq_pattern: str = Field(description="what of a document is its text")
 
@@ -122,8 +122,10 @@ class _DistributedSamplerConfig(ComponentConfig):
 class DistributedSamplerConfig(_DistributedSamplerConfig):
     """One pass, dealt out to the ranks; for evaluation."""
 
-    rank: int = Field(strict=True, ge=0, description="this rank")
-    num_replicas: int = Field(strict=True, ge=1, description="ranks that see different samples")
+    rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="this rank")
+    num_replicas: Annotated[int, places.WORLD_SIZE] = Field(
+        strict=True, ge=1, description="ranks that see different samples"
+    )
     shuffle: bool = Field(description="whether the order is random")
 
 
@@ -142,8 +144,10 @@ class _ResumableSamplerConfig(_DistributedSamplerConfig):
 class ResumableDistributedSamplerConfig(_ResumableSamplerConfig):
     """An endless order of epochs, dealt out to the ranks; for training."""
 
-    rank: int = Field(strict=True, ge=0, description="this rank")
-    num_replicas: int = Field(strict=True, ge=1, description="ranks that see different samples")
+    rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="this rank")
+    num_replicas: Annotated[int, places.WORLD_SIZE] = Field(
+        strict=True, ge=1, description="ranks that see different samples"
+    )
 
 
 @sign.component(
@@ -155,7 +159,7 @@ class ResumableDistributedSamplerConfig(_ResumableSamplerConfig):
 class ResumableMultiDimSamplerConfig(_ResumableSamplerConfig):
     """An endless order of epochs, dealt out along a data-parallel axis of the mesh; for training."""
 
-    device_mesh: Instance[DeviceMesh] = Field(description="tells rank and replicas")
+    device_mesh: Annotated[Instance[DeviceMesh], places.DEVICE_MESH] = Field(description="tells rank and replicas")
     data_parallel_key: EnumField[ParallelismDegrees] = Field(description="axis whose ranks see different samples")
 
 
@@ -166,7 +170,9 @@ class BatchSamplerConfig(ComponentConfig):
     """Groups of samples."""
 
     sampler: Instance[Sampler] = Field(description="the order of samples")
-    batch_size: int = Field(strict=True, gt=0, description="samples per batch on this rank")
+    batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = Field(
+        strict=True, gt=0, description="samples per batch on this rank"
+    )
     drop_last: Literal[True] = Field(True, description="a pass leaves out a batch that is not full")
 
 
@@ -176,8 +182,8 @@ class BatchSamplerConfig(ComponentConfig):
 class GPT2LLMCollateFnConfig(ComponentConfig):
     """Inputs are all tokens but the last, targets all but the first."""
 
-    sample_key: str = Field(description="name of the token ids")
-    target_key: str = Field(description="name of the targets")
+    sample_key: Annotated[str, places.SAMPLE_KEY] = Field(description="name of the token ids")
+    target_key: Annotated[str, places.TARGET_KEY] = Field(description="name of the targets")
 
 
 @sign.component("data_loader", "default", builds="modalities.data.dataloader:make_dataloader", provides=DataLoader)
@@ -187,6 +193,8 @@ class DataLoaderConfig(ComponentConfig):
     dataloader_tag: str = Field(description="name of the data in logs")
     dataset: Instance[Dataset] = Field(description="where samples come from")
     batch_sampler: Instance[BatchSampler] = Field(description="which samples make a batch")
-    collate_fn: Instance[CollateFn] | None = Field(None, description="makes a batch of samples")
+    collate_fn: Annotated[Instance[CollateFn] | None, DefaultFrom("collate_fn")] = Field(
+        None, description="makes a batch of samples"
+    )
     num_workers: int = Field(strict=True, ge=0, description="worker processes; 0 makes batches in the trainer's")
     pin_memory: bool = Field(description="page-locked memory, where there is an accelerator")

@@ -11,7 +11,8 @@ from modalities.config.tree import CONFIG, Node, TreePath, dotted
 from modalities.exceptions import ConfigError, UserError
 from modalities.factory.plan import Plan
 from modalities.factory.planned_component import PlannedComponent
-from modalities.factory.validation import validate
+from modalities.factory.rules import broken_rule
+from modalities.factory.validation import THE_CONFIG, validate
 from modalities.registry.fields import Pending, satisfies
 from modalities.registry.registry import Registry
 
@@ -34,7 +35,7 @@ def build(plan: Plan, recipe: type[R]) -> R:
     for component in plan.build_order():
         built[component.path] = _build_component(component, built)
     roots = {name: _with_instances(value, built) for name, value in plan.roots.items()}
-    return _validated(recipe, roots, plan.tree, (), "the config")
+    return _validated(recipe, roots, plan.tree, (), THE_CONFIG)
 
 
 def _build_component(component: PlannedComponent, built: dict[TreePath, Any]) -> Any:
@@ -42,6 +43,9 @@ def _build_component(component: PlannedComponent, built: dict[TreePath, Any]) ->
     config_node = node.value.get(CONFIG) or Node({}, node.place)
     values = _with_instances(component.fields, built)
     model = _validated(spec.config, values, config_node, (*component.path, CONFIG), spec.name)
+    message = broken_rule(spec.config, model, values)
+    if message is not None:
+        raise_on_errors([Fault("rule", f"{spec.name}: {message}", component.path, node.best_place)])
     arguments = {name: getattr(model, name) for name in type(model).model_fields}
     where = f"while building `{dotted(component.path)}` ({spec.name}) of {node.best_place}"
     try:

@@ -24,10 +24,15 @@ from modalities.config.tree import (
     reference_name,
 )
 from modalities.factory.planned_component import PlannedComponent
-from modalities.factory.validation import validate
-from modalities.registry.fields import Pending, child_annotation, names_of
+from modalities.factory.rules import check_names, check_rules
+from modalities.factory.validation import THE_CONFIG, validate
+from modalities.registry.fields import Pending, annotations_of, child_annotation, names_of
 from modalities.registry.interfaces import Anything, Interface, IntValue
-from modalities.registry.registry import Registry, SameAs, Spec
+from modalities.registry.registry import Registry
+from modalities.registry.spec import SameAs, Spec
+
+NEAR_MISS = 0.8
+"""How like a slot's name an unused entry must be to be a slip of the pen rather than a spare part."""
 
 
 @dataclass
@@ -51,6 +56,11 @@ class Plan:
     def errors(self) -> list[Fault]:
         return errors_of(self.faults)
 
+    @property
+    def used_entries(self) -> list[str]:
+        """Top-level entries that the recipe reads or something refers to, in file order."""
+        return list(self.roots) + [n for n in self.tree.value if n not in self.roots and (n,) in self.components]
+
     def build_order(self) -> list[PlannedComponent]:
         """Needed components, each after what it needs; the order follows the recipe's fields.
 
@@ -70,7 +80,13 @@ class Plan:
         return [self.components[path] for path in ordered]
 
 
-def make_plan(tree: Node, registry: Registry, recipe: type[BaseModel], faults: list[Fault] | None = None) -> Plan:
+def make_plan(
+    tree: Node,
+    registry: Registry,
+    recipe: type[BaseModel],
+    faults: list[Fault] | None = None,
+    reads: frozenset[str] = frozenset(),
+) -> Plan:
     """Check the whole tree in one pass.
 
     Args:
@@ -78,8 +94,9 @@ def make_plan(tree: Node, registry: Registry, recipe: type[BaseModel], faults: l
         registry: Where components are looked up.
         recipe: Schema of the top-level entries that a command reads.
         faults: Those found earlier; the plan's are added to them.
+        reads: Dotted paths that interpolations ask for: what is read so is used.
     """
-    return _Planner(tree, registry, recipe, [] if faults is None else faults).plan()
+    return _Planner(tree, registry, recipe, [] if faults is None else faults, reads).plan()
 
 
 def pending_paths(value: Any) -> Iterator[TreePath]:
@@ -95,32 +112,46 @@ def pending_paths(value: Any) -> Iterator[TreePath]:
 
 
 class _Planner:
-    def __init__(self, tree: Node, registry: Registry, recipe: type[BaseModel], faults: list[Fault]) -> None:
-        self.tree, self.registry, self.recipe, self.faults = tree, registry, recipe, faults
+    def __init__(
+        self, tree: Node, registry: Registry, recipe: type[BaseModel], faults: list[Fault], reads: frozenset[str]
+    ) -> None:
+        self.tree, self.registry, self.recipe, self.faults, self.reads = tree, registry, recipe, faults, reads
         self.components: dict[TreePath, PlannedComponent] = {}
-        self.entries: dict[str, Any] = {}
-        self.asking: list[tuple[str, Place]] = []
+        self.visited: dict[TreePath, Any] = {}
+        self.asking: list[tuple[TreePath, Place]] = []
         self.owners: list[PlannedComponent] = []
 
     def plan(self) -> Plan:
         top = self.tree.value
         fields = self.recipe.model_fields
         wanted = [name for field_name, f in fields.items() for name in names_of(field_name, f) if name in top]
+        reads_all = self.recipe.model_config.get("extra") == "allow"
+        if reads_all and not fields:
+            wanted = [name for name in top if not _is_own(name)]
         for name in wanted:
-            self._entry(name, top[name].best_place)
-        roots = {name: self.entries[name] for name in wanted}
-        validate(self.recipe, roots, self.tree, (), "the config", self.registry, self.components, self.faults)
-        if self.recipe.model_config.get("extra") != "allow":
+            self._at((name,), top[name], child_annotation(self.recipe, name), top[name].best_place)
+        roots = {name: self.visited[(name,)] for name in wanted}
+        faults: list[Fault] = []
+        validate(self.recipe, roots, self.tree, (), THE_CONFIG, self.registry, self.components, faults)
+        self.faults += [fault for fault in faults if not self._is_read(fault)]
+        if not reads_all:
             self._unused_entries(wanted)
+        check_rules(self.recipe, self.tree, (), "", self.tree, self.components, self.faults)
         return Plan(self.recipe, self.tree, roots, self.components, self.faults)
 
+    def _is_read(self, fault: Fault) -> bool:
+        """Whether an unknown name of a section is one of the user's own, which interpolations ask for."""
+        name = dotted(fault.path)
+        return fault.code == "unknown-field" and any(read == name or read.startswith(f"{name}.") for read in self.reads)
+
     def _unused_entries(self, wanted: list[str]) -> None:
-        absent = [name for name in self.recipe.model_fields if name not in wanted]
+        absent = [name for name in annotations_of(self.recipe) if name not in self.tree.value]
         absent += [name for names in self._missing_references() for name in names]
+        read = {name.partition(".")[0] for name in self.reads}
         for name, node in self.tree.value.items():
-            if name in self.entries or str(name).startswith("x-") or name == "user":
+            if (name,) in self.visited or name in read or _is_own(name):
                 continue
-            near = nearest(name, absent, limit=1)
+            near = nearest(name, absent, limit=1, cutoff=NEAR_MISS)
             severity = "error" if near else "warning"
             hint = f"did you mean `{near[0]}`?" if near else "remove it, or refer to it"
             message = f"`{name}` is never used: the run does not read it and nothing refers to it"
@@ -132,36 +163,42 @@ class _Planner:
             if fault.code == "unknown-reference":
                 yield [fault.message.split("`")[1]]
 
-    def _entry(self, name: str, asked_at: Place) -> Any:
-        """The value of a top-level entry, visited once however often it is referred to."""
-        if name in self.entries:
-            return self.entries[name]
+    def _at(self, path: TreePath, node: Node, annotation: Any, asked_at: Place) -> Any:
+        """The value of an entry or a component, visited once however often it is referred to."""
+        if path in self.visited:
+            return self.visited[path]
         asking = [asked for asked, _ in self.asking]
-        if name in asking:
-            self._report_cycle(self.asking[asking.index(name) :], asked_at)
+        if path in asking:
+            self._report_cycle(self.asking[asking.index(path) :], asked_at)
             return BROKEN
-        self.asking.append((name, asked_at))
+        self.asking.append((path, asked_at))
         owners, self.owners = self.owners, []
-        value = self._visit(self.tree.value[name], (name,), child_annotation(self.recipe, name))
+        value = self._component(node, path, annotation) if is_component(node) else self._plain(node, path, annotation)
         self.owners = owners
         self.asking.pop()
-        self.entries[name] = value
+        self.visited[path] = value
         return value
 
-    def _report_cycle(self, loop: list[tuple[str, Place]], closed_at: Place) -> None:
-        names = [name for name, _ in loop]
+    def _report_cycle(self, loop: list[tuple[TreePath, Place]], closed_at: Place) -> None:
+        names = [dotted(tuple(key for key in path if key != CONFIG)) for path, _ in loop]
         places = [place for _, place in loop[1:]] + [closed_at]
         following = [*names[1:], names[0]]
         related = [(f"`{a}` needs `{b}` here", place) for a, b, place in zip(names, following, places, strict=True)]
         message = f"components need each other: {' -> '.join([*names, names[0]])}"
-        self.faults.append(Fault("cycle", message, (names[0],), closed_at, related=related))
+        self.faults.append(Fault("cycle", message, loop[0][0], closed_at, related=related))
 
     def _visit(self, node: Node, path: TreePath, annotation: Any) -> Any:
+        if not is_component(node):
+            return self._plain(node, path, annotation)
+        value = self._at(path, node, annotation, node.best_place)
+        if self.owners and isinstance(value, Pending):
+            self.owners[-1].needs.append(value.path)
+        return value
+
+    def _plain(self, node: Node, path: TreePath, annotation: Any) -> Any:
         name_node = reference_name(node)
         if name_node is not None:
             return self._reference(name_node, node, path)
-        if is_component(node):
-            return self._component(node, path)
         if isinstance(node.value, dict):
             return {k: self._visit(c, (*path, k), child_annotation(annotation, k)) for k, c in node.value.items()}
         if isinstance(node.value, list):
@@ -169,25 +206,53 @@ class _Planner:
         return node.value
 
     def _reference(self, name_node: Node, node: Node, path: TreePath) -> Any:
-        name = name_node.value
         pass_type = node.value.get(PASS_TYPE)
         if pass_type is not None and str(pass_type.value).upper() not in ("BY_REFERENCE", "BY_VALUE"):
             message = f"`{pass_type.value}` is no pass_type"
             self.faults.append(Fault("pass-type", message, path, pass_type.place, 1, ["write BY_REFERENCE"]))
-        if not isinstance(name, str) or name not in self.tree.value:
-            hint = did_you_mean(name, self.tree.value, "entries")
-            message = f"no entry `{name}` to refer to"
-            self.faults.append(Fault("unknown-reference", message, path, name_node.place, len(str(name)), [hint]))
+        target = self._referred(name_node, path)
+        if target is None:
             return BROKEN
-        value = self._entry(name, name_node.place)
+        node, target_path, annotation = target
+        value = self._at(target_path, node, annotation, name_node.place)
         if self.owners:
             self.owners[-1].needs += pending_paths(value)
         return value
 
-    def _component(self, node: Node, path: TreePath) -> Any:
-        spec = self._spec(node, path)
+    def _referred(self, name_node: Node, path: TreePath) -> tuple[Node, TreePath, Any] | None:
+        """What a name refers to: an entry, or what stands in an entry's plain mappings and lists."""
+        name = name_node.value
+        parts = name.split(".") if isinstance(name, str) else [name]
+        node, annotation = self.tree, self.recipe
+        target: TreePath = ()
+        span = len(str(name))
+        for part in parts:
+            if is_component(node):
+                message = f"`{name}` is a part of `{dotted(target)}`, and parts of components are not shared"
+                hint = f"give `{part}` an entry of its own, and refer to it from both places"
+                self.faults.append(Fault("reference-inside", message, path, name_node.place, span, [hint]))
+                return None
+            key: Any = int(part) if isinstance(node.value, list) and str(part).isdigit() else part
+            child = node.get((key,)) if isinstance(key, str | int) else None
+            if child is None:
+                if node.value is not BROKEN:
+                    names = node.value if isinstance(node.value, dict) else ()
+                    hint = did_you_mean(part, names, f"names in {dotted(target)}" if target else "entries")
+                    message = f"no entry `{name}` to refer to"
+                    self.faults.append(Fault("unknown-reference", message, path, name_node.place, span, [hint]))
+                return None
+            node, annotation, target = child, child_annotation(annotation, key), (*target, key)
+        return node, target, annotation
+
+    def _component(self, node: Node, path: TreePath, annotation: Any) -> Any:
+        spec = self._spec(node, path, annotation)
         if spec is None:
+            self._visit_parts(node, path)
             return BROKEN
+        if not spec.is_available:
+            message = f"{spec.name} is known, but not yet available: {spec.summary[:1].lower()}{spec.summary[1:]}"
+            place = node.value[VARIANT_KEY].place
+            self.faults.append(Fault("not-available", message, (*path, VARIANT_KEY), place, len(spec.variant)))
         config = node.value.get(CONFIG) or Node({}, node.place)
         if config.value is None:
             config = Node({}, config.place, config.key_place)
@@ -195,15 +260,8 @@ class _Planner:
             message = f"`config` of {spec.name} must be a mapping of fields"
             self.faults.append(Fault("bad-value", message, (*path, CONFIG), config.place))
             return BROKEN
-        for key in set(node.value) - {COMPONENT_KEY, VARIANT_KEY, CONFIG}:
-            hint = f"move `{key}` into `config:`"
-            message = f"`{key}` stands beside `config:`"
-            place = node.value[key].best_place
-            self.faults.append(Fault("mixed-form", message, (*path, key), place, len(str(key)), [hint]))
         component = PlannedComponent(path, spec, node)
         self.components[path] = component
-        if self.owners:
-            self.owners[-1].needs.append(path)
         self.owners.append(component)
         annotations = spec.annotations()
         for key, child in config.value.items():
@@ -213,15 +271,27 @@ class _Planner:
         self._warn_of_copy(node, component)
         inside = (*path, CONFIG)
         validate(spec.config, component.fields, config, inside, spec.name, self.registry, self.components, self.faults)
+        check_rules(spec.config, config, inside, spec.name, self.tree, self.components, self.faults)
+        check_names(component, self.components, self.faults)
         return Pending(component.provides, path, f"`{dotted(path)}` = {spec.name}")
 
-    def _spec(self, node: Node, path: TreePath) -> Spec | None:
+    def _visit_parts(self, node: Node, path: TreePath) -> None:
+        """Check what stands inside a component that is not understood itself."""
+        config = node.value.get(CONFIG)
+        if config is not None and isinstance(config.value, dict):
+            for key, child in config.value.items():
+                self._visit(child, (*path, CONFIG, key), None)
+
+    def _spec(self, node: Node, path: TreePath, annotation: Any) -> Spec | None:
         kind, variant = node.value.get(COMPONENT_KEY), node.value.get(VARIANT_KEY)
         if kind is None or variant is None:
             absent = COMPONENT_KEY if kind is None else VARIANT_KEY
             hint = ""
             if kind is not None:
                 hint = f"variants of {kind.value}: {', '.join(self.registry.variants(str(kind.value)))}"
+            elif variant is not None:
+                kinds = sorted({spec.kind for spec in self.registry if spec.variant == variant.value})
+                hint = f"write component_key: {' or '.join(kinds)}" if kinds else "an entry that is no slot names it"
             self.faults.append(Fault("no-key", f"the component needs a `{absent}`", path, node.best_place, 1, [hint]))
             return None
         if not isinstance(kind.value, str) or kind.value not in self.registry.kinds():
@@ -244,11 +314,15 @@ class _Planner:
             return
         copied = node.via[0][0]
         message = f"`{copied}` copies the component: {component.spec.name} is built once more, apart from the first"
-        hint = "to share one instance, refer to it by instance_key and pass_type: BY_REFERENCE"
+        hint = f"to share one instance, refer to it: {copied.replace('${', '${ref:')}"
         related = [("the original", node.via[-1][1])]
         self.faults.append(
             Fault("copied-component", message, component.path, node.place, len(copied), [hint], related, "warning")
         )
+
+
+def _is_own(name: object) -> bool:
+    return name == "user" or str(name).startswith("x-")
 
 
 def _provided(spec: Spec, fields: dict[str, Any]) -> type[Interface]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from modalities.config.tree import Node, TreePath
 from modalities.registry.interfaces import Anything, Interface
-from modalities.registry.registry import Spec
+from modalities.registry.spec import Spec
 
 
 @dataclass

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
 
+from pydantic import Field
+
+from modalities.models.renames import norm_settings
+from modalities.models.rules import COMPOSED_INITIALIZATION_RULES, GPT2_RULES
 from modalities.models.settings import (
     ActivationType,
     AttentionConfig,
@@ -13,27 +17,59 @@ from modalities.models.settings import (
     PositionTypes,
     PytorchRMSLayerNormFields,
     RMSLayerNormFields,
-    RMSLayerNormWrapper,
-    RotaryTransformWrapper,
     SupportWeightInitModels,
     WeightInitTypes,
 )
-from modalities.registry.fields import ComponentConfig, EnumField, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, Instance, NamesOf
 from modalities.registry.interfaces import Model, ModelInitialization
-from modalities.registry.registry import SameAs, Sign
+from modalities.registry.spec import Rename, SameAs, Sign
 
 sign = Sign()
 
+sign.renamed_variant("model", "fsdp_wrapped", "fsdp1_wrapped")
+sign.renamed_variant("model", "fsdp", "fsdp1_wrapped")
 
-@sign.component("model", "gpt2", builds="modalities.models.gpt2:GPT2LLM", provides=Model)
+
+GPT2_MODULES = (
+    "GPT2LLM",
+    "GPT2Block",
+    "CausalSelfAttention",
+    "SwiGLU",
+    "GELUFeedForward",
+    "RotaryTransform",
+    "IdentityTransform",
+    "RMSLayerNorm",
+    "LayerNorm",
+    "RMSNorm",
+    "Linear",
+    "Embedding",
+    "ModuleDict",
+    "ModuleList",
+    "Dropout",
+)
+
+
+@sign.component(
+    "model",
+    "gpt2",
+    builds="modalities.models.gpt2:GPT2LLM",
+    provides=Model,
+    names={"modules": GPT2_MODULES, "weight_decay_groups": ("linear", "embedding", "layernorm")},
+    renamed={
+        "attention_norm": Rename("attention_norm_config", norm_settings),
+        "ffn_norm": Rename("ffn_norm_config", norm_settings),
+        "lm_head_norm": Rename("lm_head_norm_config", norm_settings),
+    },
+)
 class GPT2LLMConfig(ComponentConfig):
     """A decoder-only transformer: GPT-2 with rotary positions, grouped queries, SwiGLU and RMS norm to choose from."""
 
-    sample_key: str = Field(description="key of the token ids in a batch")
-    prediction_key: str = Field(description="key of the logits in the output")
+    sample_key: Annotated[str, places.SAMPLE_KEY] = Field(description="key of the token ids in a batch")
+    prediction_key: Annotated[str, places.PREDICTION_KEY] = Field(description="key of the logits in the output")
     use_meta_device: bool | None = Field(False, description="make the parameters without memory, for model_initialized")
     poe_type: EnumField[PositionTypes] = Field(description="learned absolute positions, or none")
-    sequence_length: int = Field(ge=1, description="longest sequence, in tokens")
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = Field(ge=1, description="longest sequence, in tokens")
     vocab_size: int = Field(ge=1, description="number of token ids")
     n_layer: int = Field(ge=1, description="number of blocks")
     n_head_q: int = Field(ge=1, description="number of query heads")
@@ -54,46 +90,7 @@ class GPT2LLMConfig(ComponentConfig):
         256, ge=1, description="SwiGLU's hidden width is rounded up to a multiple of it"
     )
 
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> GPT2LLMConfig:
-        if self.n_embd % self.n_head_q:
-            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head_q {self.n_head_q}")
-        if self.n_head_q % self.n_head_kv:
-            raise ValueError(f"n_head_q {self.n_head_q} is not divisible by n_head_kv {self.n_head_kv}")
-        for name in ("attention_norm_config", "ffn_norm_config", "lm_head_norm_config"):
-            if (size := _norm_size(getattr(self, name))) != self.n_embd:
-                raise ValueError(f"{name} is for {size} values, but n_embd is {self.n_embd}")
-        self._check_heads()
-        return self
-
-    def _check_heads(self) -> None:
-        head_width = self.n_embd // self.n_head_q
-        norm = self.attention_config.qk_norm_config
-        if norm is not None and _norm_size(norm) != head_width:
-            raise ValueError(
-                f"attention_config: qk_norm_config is for {_norm_size(norm)} values, but a head has "
-                f"n_embd {self.n_embd} / n_head_q {self.n_head_q} = {head_width}"
-            )
-        for transform in self.attention_config.qkv_transforms:
-            if not isinstance(transform, RotaryTransformWrapper):
-                continue
-            rotary = transform.config
-            if (rotary.n_embd, rotary.n_head) != (self.n_embd, self.n_head_q):
-                raise ValueError(
-                    f"attention_config: RotaryTransform has n_embd {rotary.n_embd} and n_head {rotary.n_head}, "
-                    f"but the model has n_embd {self.n_embd} and n_head_q {self.n_head_q}"
-                )
-            if head_width % 2:
-                raise ValueError(
-                    f"attention_config: RotaryTransform needs heads of an even width, but n_embd {self.n_embd} / "
-                    f"n_head_q {self.n_head_q} = {head_width}"
-                )
-            if rotary.seq_length_dim not in (-2, 2):
-                raise ValueError(f"attention_config: seq_length_dim is {rotary.seq_length_dim}; this model needs -2")
-
-
-def _norm_size(norm: LayerNormWrapperConfig) -> int:
-    return norm.config.ndim if isinstance(norm, RMSLayerNormWrapper) else norm.config.normalized_shape
+    rules = GPT2_RULES
 
 
 @sign.component(
@@ -114,7 +111,9 @@ class CompiledModelConfig(ComponentConfig):
     """A model whose blocks run through torch.compile."""
 
     model: Instance[Model] | list[Instance[Model]] = Field(description="the model")
-    block_names: list[str] = Field(min_length=1, description="class names of the layers that are compiled")
+    block_names: Annotated[list[str], NamesOf("modules", of="model")] = Field(
+        min_length=1, description="class names of the layers that are compiled"
+    )
     fullgraph: bool | None = Field(True, description="refuse code that torch.compile cannot take as a whole")
     debug: bool | None = Field(False, description="have the compiler write down what it does")
 
@@ -132,20 +131,14 @@ class ComposedInitializationConfig(ComponentConfig):
     weight_init_type: EnumField[WeightInitTypes] = Field(description="plain, scaled, or scaled_embed")
     mean: float = Field(description="mean of the weights")
     std: float | str = Field(description="standard deviation of the weights, or auto: sqrt(2 / (5 * hidden_dim))")
-    hidden_dim: int | None = Field(None, gt=0, description="width of the model, for std: auto")
-    num_layers: int | None = Field(None, gt=0, description="number of blocks, for scaled and scaled_embed")
+    hidden_dim: Annotated[int | None, DefaultFrom("model_raw.n_embd")] = Field(
+        None, gt=0, description="width of the model, for std: auto"
+    )
+    num_layers: Annotated[int | None, DefaultFrom("model_raw.n_layer")] = Field(
+        None, gt=0, description="number of blocks, for scaled and scaled_embed"
+    )
 
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> ComposedInitializationConfig:
-        if isinstance(self.std, str) and self.std != "auto":
-            raise ValueError(f"std is {self.std}; it must be a number or auto")
-        if isinstance(self.std, float) and self.std < 0:
-            raise ValueError(f"std is {self.std}; it must not be negative")
-        if self.std == "auto" and self.hidden_dim is None:
-            raise ValueError("std auto needs hidden_dim, the width of the model")
-        if self.weight_init_type is not WeightInitTypes.PLAIN and self.num_layers is None:
-            raise ValueError(f"weight_init_type {self.weight_init_type.value} needs num_layers, the number of blocks")
-        return self
+    rules = COMPOSED_INITIALIZATION_RULES
 
 
 @sign.component(
@@ -157,8 +150,8 @@ class ComposedInitializationConfig(ComponentConfig):
 class Llama3LikeInitializationConfig(ComponentConfig):
     """Truncated normal weights that shrink with depth, as Llama 3 in torchtitan; for models without biases."""
 
-    num_layers: int = Field(gt=0, description="number of blocks")
-    n_embd: int = Field(gt=0, description="width of the model")
+    num_layers: Annotated[int, DefaultFrom("model_raw.n_layer")] = Field(gt=0, description="number of blocks")
+    n_embd: Annotated[int, DefaultFrom("model_raw.n_embd")] = Field(gt=0, description="width of the model")
     depth_init: bool = Field(True, description="shrink with each block's own depth, not with the number of blocks")
 
 

@@ -51,6 +51,7 @@ class SupportWeightInitModels(Enum):
     """Models whose parameters the composed initialisation knows by name."""
 
     GPT2 = "gpt2"
+    COCA = "coca"
 
 
 class WeightInitTypes(Enum):
@@ -178,3 +179,80 @@ class AttentionConfig(NestedConfig):
     qk_norm_config: LayerNormWrapperConfig | None = Field(
         None, description="norm of each head's queries and keys, after the transforms"
     )
+
+
+class HuggingFaceModelTypes(Enum):
+    """Classes of transformers that load a model."""
+
+    AutoModelForCausalLM = "AutoModelForCausalLM"
+    AutoModelForMaskedLM = "AutoModelForMaskedLM"
+
+
+class ActivationCheckpointingVariants(Enum):
+    """What is recomputed in the backward pass."""
+
+    FULL_ACTIVATION_CHECKPOINTING = "full_activation_checkpointing"
+    SELECTIVE_LAYER_ACTIVATION_CHECKPOINTING = "selective_layer_activation_checkpointing"
+    SELECTIVE_OP_ACTIVATION_CHECKPOINTING = "selective_op_activation_checkpointing"
+
+
+class FullACParams(NestedConfig):
+    """Every layer is recomputed: no fields."""
+
+
+class SelectiveLayerACParams(NestedConfig):
+    """Some layers are recomputed."""
+
+    ac_freq: int = Field(strict=True, ge=1, description="every that many layers, one is recomputed")
+
+
+class SelectiveOpACParams(NestedConfig):
+    """All but expensive operations are recomputed."""
+
+    save_ops_keys: list[str] = Field(description="names of the operations whose results are kept")
+
+
+class CoCaAttentionConfig(NestedConfig):
+    """Attention of the image-and-caption model."""
+
+    attention_engine_type: str = Field(description="who computes attention")
+
+
+class VisionTransformerConfig(NestedConfig):
+    """An image encoder (https://arxiv.org/abs/2010.11929)."""
+
+    sample_key: str = Field(description="key of the images in a batch")
+    prediction_key: str = Field(description="key of its output")
+    img_size: tuple[int, int] | Annotated[int, Field(ge=1)] = Field(224, description="height and width in pixels")
+    n_classes: Annotated[int, Field(ge=1)] | None = Field(
+        1000, description="size of a classifier's head; null for none"
+    )
+    n_layer: int = Field(12, ge=1, description="number of blocks")
+    attention_config: CoCaAttentionConfig | None = Field(None, description="attention")
+    n_head: int = Field(8, ge=1, description="number of heads")
+    n_embd: int = Field(768, ge=1, description="width")
+    dropout: float = Field(0.0, ge=0, description="probability of dropping an activation")
+    patch_size: int = Field(16, ge=1, description="side of a patch in pixels")
+    patch_stride: int = Field(16, ge=1, description="pixels between two patches")
+    n_img_channels: int = Field(3, ge=1, description="colours")
+    add_cls_token: bool = Field(True, description="add a token that stands for the whole image")
+    bias: bool = Field(True, description="biases in the linear layers")
+
+
+class TextDecoderConfig(NestedConfig):
+    """The text decoder of the image-and-caption model."""
+
+    sample_key: str = Field(description="key of the token ids in a batch")
+    prediction_key: str = Field(description="key of its output")
+    block_size: int = Field(ge=1, description="longest sequence, in tokens")
+    vocab_size: int = Field(ge=1, description="number of token ids")
+    n_layer_text: int = Field(ge=1, description="blocks that see text only")
+    n_layer_multimodal_text: int = Field(ge=1, description="blocks that see the image too")
+    n_head: int = Field(ge=1, description="number of heads")
+    n_embd: int = Field(ge=1, description="width")
+    ffn_hidden: int = Field(ge=1, description="hidden width of the feed-forward layer")
+    dropout: float = Field(ge=0, description="probability of dropping an activation")
+    bias: bool = Field(description="biases in the linear layers")
+    attention_config: CoCaAttentionConfig = Field(description="attention")
+    activation: EnumField[ActivationType] = Field(description="nonlinearity of the feed-forward layer")
+    epsilon: float = Field(ge=0, description="added to the variance in its norms")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from modalities.optim.rules import has_a_length, one_implementation, warmup_fits
 from modalities.optim.settings import AnnealStrategy
-from modalities.registry.fields import ComponentConfig, EnumField, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, Instance, NamesOf
 from modalities.registry.interfaces import LRScheduler, Model, Optimizer
-from modalities.registry.registry import Sign
+from modalities.registry.rules import Rule
+from modalities.registry.spec import Sign
 
 sign = Sign()
 
@@ -22,19 +25,19 @@ class AdamFields(ComponentConfig):
     """Fields that both Adam variants have."""
 
     lr: float = Field(ge=0, description="learning rate; a scheduler takes it as its base")
-    wrapped_model: Instance[Model] | list[Instance[Model]] = Field(description="the model, sharded and initialised")
+    wrapped_model: Annotated[Instance[Model] | list[Instance[Model]], places.TRAINED_MODEL] = Field(
+        description="the model, sharded and initialised"
+    )
     betas: tuple[Beta, Beta] = Field(description="decay of the running means of gradient and squared gradient")
     eps: float = Field(gt=0, description="added to the root of the squared gradient")
     weight_decay: float = Field(ge=0, description="strength of the decay")
-    weight_decay_groups_excluded: list[str] = Field(description="groups of the model's parameters without decay")
+    weight_decay_groups_excluded: Annotated[list[str], NamesOf("weight_decay_groups", of="wrapped_model")] = Field(
+        description="groups of the model's parameters without decay"
+    )
     foreach: bool | None = Field(None, description="update all parameters of a group in few calls")
     fused: bool | None = Field(None, description="update in one kernel; by default where the device can")
 
-    @model_validator(mode="after")
-    def _one_implementation(self) -> AdamFields:
-        if self.foreach and self.fused:
-            raise ValueError("foreach and fused are both true: choose one")
-        return self
+    rules = (Rule(("foreach", "fused"), one_implementation),)
 
 
 @sign.component("optimizer", "adam", builds="modalities.optim.optimizers:make_adam", provides=Optimizer)
@@ -50,7 +53,9 @@ class AdamWConfig(AdamFields):
 class SchedulerFields(ComponentConfig):
     """Fields that all schedulers have."""
 
-    optimizer: Instance[Optimizer] = Field(description="whose learning rate is set")
+    optimizer: Annotated[Instance[Optimizer], DefaultFrom("optimizer")] = Field(
+        description="whose learning rate is set"
+    )
 
 
 class ResumableSchedulerFields(SchedulerFields):
@@ -106,11 +111,7 @@ class OneCycleLRConfig(ResumableSchedulerFields):
     final_div_factor: float = Field(gt=0, description="first rate / last rate")
     three_phase: bool = Field(False, description="fall to the first rate before falling to the last")
 
-    @model_validator(mode="after")
-    def _has_a_length(self) -> OneCycleLRConfig:
-        if self.total_steps is None and (self.epochs is None or self.steps_per_epoch is None):
-            raise ValueError("needs total_steps, or epochs and steps_per_epoch")
-        return self
+    rules = (Rule(("total_steps?", "epochs?", "steps_per_epoch?"), has_a_length),)
 
 
 @sign.component(
@@ -119,7 +120,7 @@ class OneCycleLRConfig(ResumableSchedulerFields):
 class CosineAnnealingLRConfig(ResumableSchedulerFields):
     """From the optimizer's rate to eta_min along half a cosine, and back again."""
 
-    t_max: int = Field(gt=0, description="steps down to eta_min")
+    t_max: Annotated[int, places.NUM_TARGET_STEPS] = Field(gt=0, description="steps down to eta_min")
     eta_min: float = Field(ge=0, description="lowest rate")
 
 
@@ -133,13 +134,11 @@ class LinearWarmupCosineAnnealingLRConfig(ResumableSchedulerFields):
     """Linearly up to max_lr, then along half a cosine to final_lr, where it stays."""
 
     warmup_steps: int = Field(ge=0, description="steps up to max_lr")
-    total_steps: int = Field(gt=0, description="steps down to final_lr, warm-up included")
+    total_steps: Annotated[int, places.NUM_TARGET_STEPS] = Field(
+        gt=0, description="steps down to final_lr, warm-up included"
+    )
     initial_lr: float = Field(ge=0, description="rate at step 0")
     final_lr: float = Field(ge=0, description="rate from step total_steps on")
-    max_lr: float = Field(ge=0, description="highest rate")
+    max_lr: Annotated[float, DefaultFrom("optimizer.lr")] = Field(ge=0, description="highest rate")
 
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> LinearWarmupCosineAnnealingLRConfig:
-        if self.warmup_steps > self.total_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is more than total_steps {self.total_steps}")
-        return self
+    rules = (Rule(("warmup_steps", "total_steps"), warmup_fits),)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from modalities.parallel.rules import mesh_fits_world
 from modalities.parallel.settings import MixedPrecisionSettings, PyTorchDtypes, ShardingStrategy
-from modalities.registry.fields import ComponentConfig, EnumField, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, EnumField, Instance, NamesOf
 from modalities.registry.interfaces import DeviceMesh, FSDP1Model, Model
-from modalities.registry.registry import Sign
+from modalities.registry.rules import Rule
+from modalities.registry.spec import Sign
 
 sign = Sign()
 
@@ -25,7 +30,21 @@ class DeviceMeshConfig(ComponentConfig):
     pipeline_parallel_degree: int = Field(1, ge=1, description="stages of the model")
     context_parallel_degree: int = Field(1, ge=1, description="ranks that share one sequence")
     enable_loss_parallel: bool | None = Field(False, description="shard the loss along the tensor axis")
-    world_size: int = Field(ge=1, description="number of ranks")
+    world_size: Annotated[int, places.WORLD_SIZE] = Field(ge=1, description="number of ranks")
+
+    rules = (
+        Rule(
+            (
+                "world_size",
+                "data_parallel_shard_degree",
+                "data_parallel_replicate_degree?",
+                "tensor_parallel_degree?",
+                "pipeline_parallel_degree?",
+                "context_parallel_degree?",
+            ),
+            mesh_fits_world,
+        ),
+    )
 
 
 class FSDP2MixedPrecisionConfig(BaseModel):
@@ -37,7 +56,9 @@ class FSDP2MixedPrecisionConfig(BaseModel):
     reduce_dtype: EnumField[PyTorchDtypes] = Field(description="type that gradients are reduced in")
 
 
-@sign.component("model", "fsdp1_wrapped", builds="modalities.parallel.fsdp1:shard_model", provides=FSDP1Model)
+@sign.component(
+    "model", "fsdp1_wrapped", builds="modalities.parallel.fsdp1:shard_model", provides=FSDP1Model, wraps=("model",)
+)
 class FSDP1WrappedModelConfig(ComponentConfig):
     """A model sharded by FullyShardedDataParallel (FSDP1)."""
 
@@ -45,16 +66,24 @@ class FSDP1WrappedModelConfig(ComponentConfig):
     sync_module_states: bool = Field(description="give every rank the weights of rank 0")
     mixed_precision_settings: EnumField[MixedPrecisionSettings] = Field(description="precision under FSDP")
     sharding_strategy: EnumField[ShardingStrategy] = Field(description="what is sharded, and over which ranks")
-    block_names: list[str] = Field(min_length=1, description="class names of the layers that are sharded on their own")
+    block_names: Annotated[list[str], NamesOf("modules", of="model")] = Field(
+        min_length=1, description="class names of the layers that are sharded on their own"
+    )
 
 
-@sign.component("model", "fsdp2_wrapped", builds="modalities.parallel.fsdp2:shard_model", provides=Model)
+@sign.component(
+    "model", "fsdp2_wrapped", builds="modalities.parallel.fsdp2:shard_model", provides=Model, wraps=("model",)
+)
 class FSDP2WrappedModelConfig(ComponentConfig):
     """A model sharded by fully_shard (FSDP2)."""
 
     model: Instance[Model] | list[Instance[Model]] = Field(description="the model, on any device, meta included")
-    block_names: list[str] = Field(min_length=1, description="class names of the layers that are sharded on their own")
+    block_names: Annotated[list[str], NamesOf("modules", of="model")] = Field(
+        min_length=1, description="class names of the layers that are sharded on their own"
+    )
     mixed_precision_settings: FSDP2MixedPrecisionConfig = Field(description="precision under FSDP")
     reshard_after_forward: bool = Field(True, description="free a layer's full weights between forward and backward")
-    device_mesh: Instance[DeviceMesh] = Field(description="the mesh whose data-parallel axes are used")
+    device_mesh: Annotated[Instance[DeviceMesh], places.DEVICE_MESH] = Field(
+        description="the mesh whose data-parallel axes are used"
+    )
     layers_per_fsdp_unit: int = Field(1, ge=1, description="consecutive layers that are gathered together")

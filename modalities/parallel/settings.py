@@ -42,3 +42,11 @@ class ParallelismDegrees(Enum):
     CP = "cp"
     TP = "tp"
     PP = "pp"
+
+
+class PipelineSelectionTypes(Enum):
+    """Parts of a pipeline."""
+
+    PP_STAGE = "PP_STAGE"
+    MODEL_PART = "MODEL_PART"
+    PP_SCHEDULE = "PP_SCHEDULE"

@@ -8,13 +8,14 @@ import typing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from modalities.config.tree import Sentinel
 from modalities.registry.interfaces import Anything, Interface
+from modalities.registry.rules import Rule
 
 
 class ComponentConfig(BaseModel):
@@ -27,6 +28,36 @@ class ComponentConfig(BaseModel):
         allow_inf_nan=False,
         populate_by_name=True,
     )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What must hold between several fields."""
+
+
+@dataclass(frozen=True)
+class DefaultFrom:
+    """Where a field's value comes from if it is not given: the first of these places that is there.
+
+    A place is the dotted path of a value (``settings.experiment_id``; it passes through references and wrappers), the
+    name of a top-level component, which is then shared (``optimizer``), or an expression (``${cuda_env:RANK}``).
+    """
+
+    places: tuple[str, ...]
+
+    def __init__(self, *places: str) -> None:
+        object.__setattr__(self, "places", places)
+
+
+@dataclass(frozen=True)
+class NamesOf:
+    """The texts of a field name things inside another component, which lists them in its spec's ``names``.
+
+    Args:
+        what: What is named, such as ``modules``.
+        of: The field that holds the other component, bare or wrapped.
+    """
+
+    what: str
+    of: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +89,8 @@ def load_object(reference: str) -> Any:
 
 def satisfies(value: Any, interface: type[Interface]) -> bool:
     """Whether a built object is an instance of the runtime type behind an interface."""
-    return interface.runtime is None or isinstance(value, load_object(interface.runtime))
+    runtime = load_object(interface.runtime) if isinstance(interface.runtime, str) else interface.runtime
+    return runtime is None or isinstance(value, runtime)
 
 
 @dataclass(frozen=True)
@@ -91,6 +123,8 @@ class Slot:
         return value
 
 
+M = TypeVar("M")
+
 if TYPE_CHECKING:
     T = TypeVar("T")
     Instance: TypeAlias = Annotated[T, "slot"]
@@ -100,7 +134,7 @@ else:
         """``Instance[Model]``: a field that takes a component providing ``Model``."""
 
         def __class_getitem__(cls, interface: type[Interface]) -> Any:
-            return Annotated[Any, Slot(interface)]
+            return slot(interface)
 
 
 def _enum_member(enum: type[Enum]) -> typing.Callable[[Any], Any]:
@@ -118,6 +152,16 @@ def _enum_member(enum: type[Enum]) -> typing.Callable[[Any], Any]:
     return convert
 
 
+def slot(interface: type[Interface]) -> Any:
+    """The annotation of a field that takes a component providing the interface."""
+    return Annotated[Any, Slot(interface)]
+
+
+def enum_field(enum: type[Enum]) -> Any:
+    """The annotation of a field that takes an enum's member by its name or value."""
+    return Annotated[enum, BeforeValidator(_enum_member(enum))]
+
+
 if TYPE_CHECKING:
     EnumField: TypeAlias = Annotated[T, "enum"]
 else:
@@ -126,16 +170,23 @@ else:
         """``EnumField[Precision]``: an enum that the YAML spells by member name or by value."""
 
         def __class_getitem__(cls, enum: type[Enum]) -> Any:
-            return Annotated[enum, BeforeValidator(_enum_member(enum))]
+            return enum_field(enum)
 
 
 def _existing(path: Path) -> Path:
+    _named(path)
     if not path.exists():
         raise PydanticCustomError("path_not_found", "no such file or folder: {path}", {"path": str(path)})
     return path
 
 
+def _named(path: Path) -> None:
+    if path == Path():
+        raise PydanticCustomError("path_not_found", "no file is named")
+
+
 def _existing_file(path: Path) -> Path:
+    _named(path)
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "no such file"
         raise PydanticCustomError("path_not_found", "{what}: {path}", {"what": what, "path": str(path)})
@@ -147,6 +198,11 @@ ExistingPath = Annotated[Path, AfterValidator(_existing)]
 
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 """A file that must be there when the config is checked."""
+
+
+def marker_of(annotation: Any, marker: type[M]) -> M | None:
+    """The first marker of that kind in an annotation."""
+    return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, marker)), None)
 
 
 def slots_of(annotation: Any) -> tuple[tuple[type[Interface], ...], Any]:
@@ -182,8 +238,11 @@ def child_annotation(annotation: Any, key: str | int) -> Any:
 
 
 def annotations_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Field names and aliases of a model, each with its full annotation."""
-    found: dict[str, Any] = {}
+    """Field names and aliases of a model, each with its full annotation.
+
+    A recipe's ``shared`` entries count: they have a kind, and are built if something refers to them.
+    """
+    found: dict[str, Any] = dict(getattr(model, "shared", {}))
     for name, field in model.model_fields.items():
         annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
         for alias in names_of(name, field):

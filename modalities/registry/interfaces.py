@@ -11,9 +11,9 @@ from typing import ClassVar
 
 
 class Interface:
-    """Base of all stand-ins; ``runtime`` is ``"module:name"`` of the type that it stands for."""
+    """Base of all stand-ins; ``runtime`` is the type that it stands for, or ``"module:name"`` of it."""
 
-    runtime: ClassVar[str | None] = None
+    runtime: ClassVar[str | type | None] = None
 
 
 class Anything(Interface):
@@ -128,3 +128,39 @@ class ResultsSubscriber(Interface):
 
 class MFUCalculator(Interface):
     runtime = "modalities.training.mfu:MFUCalculatorIF"
+
+
+class Profiler(Interface):
+    """Records what the steps of a run do."""
+
+
+class SteppableComponent(Interface):
+    """Something whose steps a profiler records, without a training run."""
+
+
+class DatasetBatchGenerator(Interface):
+    """Makes batches out of nothing, to be profiled."""
+
+
+class Pipeline(Interface):
+    """A model cut into stages, with the schedule of their steps."""
+
+
+class PipelineStage(Interface):
+    """One stage of a pipeline."""
+
+
+class StagesGenerator(Interface):
+    """Says which layers make a stage."""
+
+
+class DebuggingSettings(Interface):
+    """Hooks and determinism of a run under examination."""
+
+
+class DebuggingHook(Interface):
+    """Hooks that look at what modules compute."""
+
+
+class InferenceComponent(Interface):
+    """A model that answers prompts."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import inspect
+import importlib.metadata
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
-from modalities.exceptions import RegistrationError
-from modalities.registry.fields import ComponentConfig, annotations_of, load_object
+from modalities.exceptions import RegistrationError, UserError
 from modalities.registry.interfaces import Anything, Interface
+from modalities.registry.signatures import provided_by, schema_of
+from modalities.registry.spec import SameAs, Spec
 
 SIGNS = (
     "modalities.models.components",
@@ -23,82 +23,18 @@ SIGNS = (
     "modalities.checkpointing.components",
     "modalities.tracking.components",
     "modalities.training.components",
+    "modalities.inference.components",
+    "modalities.models.upcoming",
+    "modalities.data.upcoming",
+    "modalities.parallel.upcoming",
+    "modalities.tracking.upcoming",
 )
-"""The ``components.py`` door signs that make up the standard registry; none of them imports torch."""
+"""The door signs that make up the standard registry, what is available first; none of them imports torch."""
 
-C = TypeVar("C", bound=type[BaseModel])
+ENTRY_POINTS = "modalities.components"
+"""Entry-point group of packages that bring components: each names a module that registers them."""
+
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SameAs:
-    """``provides=SameAs("model")``: the component gives back what stood in its field, wrapped or changed in place."""
-
-    field: str
-
-
-@dataclass(frozen=True)
-class Spec:
-    """All that is known of a component without importing it.
-
-    Args:
-        kind: Its component key.
-        variant: Its variant key.
-        config: Schema of its fields.
-        builds: The class or function that takes the fields, or ``"module:name"`` of it.
-        provides: What it gives.
-        where: Who registered it.
-    """
-
-    kind: str
-    variant: str
-    config: type[BaseModel]
-    builds: str | Callable[..., Any]
-    provides: type[Interface] | SameAs
-    where: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}/{self.variant}"
-
-    @property
-    def summary(self) -> str:
-        """First line of the schema's docstring."""
-        return (inspect.getdoc(self.config) or "").partition("\n")[0]
-
-    def annotations(self) -> dict[str, Any]:
-        """Field names and aliases, each with its annotation."""
-        return annotations_of(self.config)
-
-    def builder(self) -> Callable[..., Any]:
-        """Import the class or function that builds the component."""
-        return load_object(self.builds) if isinstance(self.builds, str) else self.builds
-
-
-class Sign:
-    """The door sign of a folder of components: ``sign = Sign()`` in its ``components.py``, one entry each."""
-
-    def __init__(self) -> None:
-        self.specs: list[Spec] = []
-
-    def component(
-        self, kind: str, variant: str, *, builds: str, provides: type[Interface] | SameAs
-    ) -> Callable[[C], C]:
-        """Class decorator for the schema of a component.
-
-        Args:
-            kind: Component key.
-            variant: Variant key.
-            builds: ``"module:name"`` of the class or function that takes the schema's fields as keyword arguments.
-            provides: The interface that it gives, or :class:`SameAs` a field.
-        """
-
-        def register(config: C) -> C:
-            where = f"{config.__module__}:{config.__qualname__}"
-            self.specs.append(Spec(kind, variant, config, builds, provides, where))
-            return config
-
-        return register
 
 
 class Registry:
@@ -106,14 +42,23 @@ class Registry:
 
     def __init__(self) -> None:
         self._specs: dict[tuple[str, str], Spec] = {}
+        self._renamed_variants: dict[tuple[str, str], str] = {}
 
     @classmethod
     def standard(cls) -> Registry:
-        """A fresh registry with every component that modalities ships and every ``@register``-ed one."""
+        """A fresh registry: what modalities ships, what installed packages bring, what is ``@register``-ed.
+
+        Raises:
+            UserError: An installed package's components cannot be imported.
+            RegistrationError: Two components have the same name.
+        """
         registry = cls()
         for module_name in SIGNS:
-            for spec in importlib.import_module(module_name).sign.specs:
+            sign = importlib.import_module(module_name).sign
+            for spec in sign.specs:
                 registry.add_spec(spec)
+            registry._renamed_variants |= sign.renamed_variants
+        _load_entry_points()
         for spec in _registered:
             registry.add_spec(spec)
         return registry
@@ -133,6 +78,25 @@ class Registry:
     def variants(self, kind: str) -> list[str]:
         return sorted(variant for k, variant in self._specs if k == kind)
 
+    def renamed_variant(self, kind: str, variant: str) -> str | None:
+        """The present name of a variant, if it has been renamed."""
+        return self._renamed_variants.get((kind, variant))
+
+    def fitting(self, interfaces: tuple[type[Interface], ...], *, known_only: bool = False) -> list[Spec]:
+        """Components that can stand where one of the interfaces is wanted.
+
+        What a wrapper or a user's function gives is known only once it is built: it fits where its kind does.
+
+        Args:
+            interfaces: What the place takes.
+            known_only: Leave those out.
+        """
+        fits = [s for s in self if not isinstance(s.provides, SameAs) and issubclass(s.provides, interfaces)]
+        if known_only:
+            return fits
+        kinds = {spec.kind for spec in fits}
+        return [spec for spec in self if spec in fits or (_is_open(spec) and spec.kind in kinds)]
+
     def add_spec(self, spec: Spec) -> None:
         taken = self._specs.get((spec.kind, spec.variant))
         if taken is not None:
@@ -148,7 +112,7 @@ class Registry:
         variant: str,
         builds: Callable[..., Any],
         config: type[BaseModel] | None = None,
-        provides: type[Interface] = Anything,
+        provides: type[Interface] | SameAs | None = None,
     ) -> None:
         """Add a component of one's own.
 
@@ -157,7 +121,7 @@ class Registry:
             variant: Variant key.
             builds: Class or function that is called with the fields.
             config: Schema of the fields; read off the signature of ``builds`` if not given.
-            provides: The interface that it gives; checked once built.
+            provides: The interface that it gives, checked once built; by default what its class or return type tells.
 
         Raises:
             RegistrationError: The pair is taken, or the signature cannot serve as a schema.
@@ -168,8 +132,13 @@ class Registry:
 _registered: list[Spec] = []
 
 
-def register(kind: str, variant: str, *, provides: type[Interface] = Anything) -> Callable[[T], T]:
+def register(kind: str, variant: str, *, provides: type[Interface] | SameAs | None = None) -> Callable[[T], T]:
     """Decorator: make an annotated class or function a component; its signature is its schema.
+
+    Args:
+        kind: Component key, an existing or a new one.
+        variant: Variant key.
+        provides: The interface that it gives; by default what its class or return type tells.
 
     Raises:
         RegistrationError: A parameter has no annotation, or takes ``*args``/``**kwargs``.
@@ -183,23 +152,27 @@ def register(kind: str, variant: str, *, provides: type[Interface] = Anything) -
 
 
 def _spec_of(
-    kind: str, variant: str, builds: Callable[..., Any], config: type[BaseModel] | None, provides: type[Interface]
+    kind: str,
+    variant: str,
+    builds: Callable[..., Any],
+    config: type[BaseModel] | None,
+    provides: type[Interface] | SameAs | None,
 ) -> Spec:
     where = f"{builds.__module__}:{builds.__qualname__}"
-    return Spec(kind, variant, config or _schema_of(builds, where), builds, provides, where)
+    return Spec(kind, variant, config or schema_of(builds, where), builds, provides or provided_by(builds), where)
 
 
-def _schema_of(builds: Callable[..., Any], where: str) -> type[BaseModel]:
-    target = builds.__init__ if inspect.isclass(builds) else builds
-    hints = typing.get_type_hints(target, include_extras=True)
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(builds).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise RegistrationError(f"{where}: `{name}` has no fixed name; give each field a parameter of its own")
-        if name not in hints:
-            raise RegistrationError(f"{where}: parameter `{name}` needs a type annotation to serve as a field")
-        fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
-    schema: type[BaseModel] = create_model(
-        f"{builds.__name__}Config", __base__=ComponentConfig, __doc__=inspect.getdoc(builds), **fields
-    )
-    return schema
+def _is_open(spec: Spec) -> bool:
+    return isinstance(spec.provides, SameAs) or spec.provides is Anything
+
+
+def _load_entry_points() -> None:
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()
+        except Exception as error:
+            package = entry_point.dist.name if entry_point.dist else "a package"
+            raise UserError(
+                f"the components of {package} ({entry_point.value}) cannot be imported: {type(error).__name__}: {error}; "
+                f"mend or uninstall {package}"
+            ) from error

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
-from modalities.registry.fields import ComponentConfig, EnumField, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, Instance
 from modalities.registry.interfaces import DataLoader, ProgressSubscriber, ResultsSubscriber
-from modalities.registry.registry import Sign
+from modalities.registry.spec import Sign
 from modalities.tracking.settings import WandbMode
 
 sign = Sign()
+
+_RUN_FOLDER = "${modalities_env:experiments_root_path}/${modalities_env:experiment_id}"
 
 
 @sign.component(
@@ -34,10 +38,16 @@ class RichProgressConfig(ComponentConfig):
     """A live progress bar with the latest figures; without a terminal, plain lines."""
 
     eval_dataloaders: list[Instance[DataLoader]] | None = Field([], description="evaluation data, for existing files")
-    train_dataloader_tag: str = Field(description="tag of the training data, for existing files")
-    num_seen_steps: int = Field(strict=True, ge=0, description="steps done before this run")
-    num_target_steps: int = Field(strict=True, gt=0, description="steps at the end of the run")
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    train_dataloader_tag: Annotated[str, DefaultFrom("train_dataloader.dataloader_tag")] = Field(
+        description="tag of the training data, for existing files"
+    )
+    num_seen_steps: Annotated[int, places.NUM_SEEN_STEPS] = Field(
+        0, strict=True, ge=0, description="steps done before this run"
+    )
+    num_target_steps: Annotated[int, places.NUM_TARGET_STEPS] = Field(
+        strict=True, gt=0, description="steps at the end of the run"
+    )
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
 
 
 @sign.component(
@@ -71,8 +81,8 @@ class ToDiscConfig(ComponentConfig):
 class RichResultsConfig(ComponentConfig):
     """A line on the screen per evaluation."""
 
-    num_ranks: int = Field(description="number of ranks, for existing files")
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    num_ranks: Annotated[int, places.WORLD_SIZE] = Field(description="number of ranks, for existing files")
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
 
 
 @sign.component(
@@ -81,13 +91,15 @@ class RichResultsConfig(ComponentConfig):
 class WandbConfig(ComponentConfig):
     """Weights & Biases, online or offline."""
 
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
     entity: str | None = Field(None, description="user or team")
     project: str = Field(description="project that the run belongs to")
-    experiment_id: str = Field(description="name of the run")
+    experiment_id: Annotated[str, places.EXPERIMENT_ID] = Field(description="name of the run")
     mode: EnumField[WandbMode] = Field(description="ONLINE, OFFLINE or DISABLED")
-    directory: Path = Field(description="folder for W&B's files")
-    config_file_path: Path = Field(description="the experiment's YAML, uploaded with the run")
+    directory: Annotated[Path, DefaultFrom(f"{_RUN_FOLDER}/wandb")] = Field(description="folder for W&B's files")
+    config_file_path: Annotated[Path, places.CONFIG_FILE_PATH] = Field(
+        description="the experiment's YAML, uploaded with the run"
+    )
 
 
 @sign.component(
@@ -99,5 +111,7 @@ class WandbConfig(ComponentConfig):
 class TensorBoardConfig(ComponentConfig):
     """TensorBoard event files."""
 
-    global_rank: int = Field(strict=True, ge=0, description="rank of this process")
-    directory: Path = Field(description="folder for the event files")
+    global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
+    directory: Annotated[Path, DefaultFrom(f"{_RUN_FOLDER}/tensorboard")] = Field(
+        description="folder for the event files"
+    )

@@ -11,3 +11,10 @@ class WandbMode(Enum):
     ONLINE = "ONLINE"
     OFFLINE = "OFFLINE"
     DISABLED = "DISABLED"
+
+
+class ModalitiesProfilerActivity(Enum):
+    """What a profiler watches."""
+
+    CPU = "CPU"
+    CUDA = "CUDA"

@@ -17,6 +17,8 @@ from modalities.parallel.process_group import global_rank, world_size
 from modalities.progress import TrainingProgress
 from modalities.tracking.console import console
 from modalities.tracking.subscribers import DummyProgressSubscriber, ResultsSubscriberIF
+from modalities.training import rules
+from modalities.training.gradient_clipping import measuring_only
 from modalities.training.recipe import Settings, TrainingRecipe
 from modalities.training.settings import Autocast
 from modalities.training.trainer import Intervals, StepProfile, Trainer
@@ -59,17 +61,8 @@ def check_consistency(recipe: TrainingRecipe) -> None:
     _check_world(recipe, profile)
     _check_tokens(recipe, profile)
     loader: LLMDataLoader = recipe.train_dataloader
-    if loader.batch_size != profile.local_train_micro_batch_size:
-        raise UserError(
-            f"train_dataloader makes batches of {loader.batch_size} samples, but "
-            f"settings.step_profile.local_train_micro_batch_size is {profile.local_train_micro_batch_size}; "
-            "write batch_size: ${settings.step_profile.local_train_micro_batch_size}"
-        )
-    if loader.num_replicas != profile.dp_degree:
-        raise UserError(
-            f"train_dataloader's sampler deals samples out to {loader.num_replicas} replicas, but {profile.dp_degree} ranks "
-            "train on different data; write num_replicas: ${settings.cuda_env.world_size}"
-        )
+    _refuse(rules.batch_is_micro_batch(loader.batch_size, profile.local_train_micro_batch_size))
+    _refuse(rules.replicas_are_ranks(loader.num_replicas, profile.dp_degree))
     _check_names(recipe)
     vocab_size = getattr(recipe.app_state.model_parts[0], "vocab_size", None)
     if vocab_size is None:
@@ -80,21 +73,22 @@ def check_consistency(recipe: TrainingRecipe) -> None:
             check_ids(vocab_size)
 
 
+def _refuse(message: str | None) -> None:
+    if message is not None:
+        raise UserError(message)
+
+
 def _check_names(recipe: TrainingRecipe) -> None:
-    """What one component hands on must have the name under which the next one looks for it."""
-    model, loss, collate_fn = recipe.app_state.model_parts[0], recipe.loss_fn, recipe.train_dataloader.collate_fn
-    for key, giver, giver_name, taker, taker_name in (
-        ("sample_key", recipe.train_dataset, "train_dataset", collate_fn, "collate_fn"),
-        ("sample_key", collate_fn, "collate_fn", model, "model"),
-        ("prediction_key", model, "model", loss, "loss_fn"),
-        ("target_key", collate_fn, "collate_fn", loss, "loss_fn"),
-    ):
-        given, taken = getattr(giver, key, None), getattr(taker, key, None)
-        if given is not None and taken is not None and given != taken:
-            raise UserError(
-                f"{giver_name} hands on `{given}`, but {taker_name} looks for `{taken}`: their {key} differs; "
-                f"write ${{settings.referencing_keys.{key}}} in both"
-            )
+    parts = {
+        "train_dataset": recipe.train_dataset,
+        "train_dataloader.collate_fn": recipe.train_dataloader.collate_fn,
+        "model_raw": recipe.app_state.model_parts[0],
+        "loss_fn": recipe.loss_fn,
+    }
+    for key, giver, taker in rules.NAMES:
+        given, taken = getattr(parts[giver], key, None), getattr(parts[taker], key, None)
+        if given is not None and taken is not None:
+            _refuse(rules.name_mismatch(key, giver, given, taker, taken))
 
 
 def _check_world(recipe: TrainingRecipe, profile: StepProfile) -> None:
@@ -113,28 +107,31 @@ def _check_world(recipe: TrainingRecipe, profile: StepProfile) -> None:
 def _check_tokens(recipe: TrainingRecipe, profile: StepProfile) -> None:
     settings: Settings = recipe.settings
     progress = start_progress(settings)
-    remaining_steps = progress.num_target_steps - progress.num_seen_steps
-    remaining_tokens = progress.num_target_tokens - progress.num_seen_tokens
-    if remaining_tokens != remaining_steps * profile.num_tokens:
-        _enforce(
-            settings.consistency_enforcement.enforce_tokens_per_step_consistency,
-            f"{remaining_steps} steps of {profile.num_tokens} tokens make {remaining_steps * profile.num_tokens} tokens, "
-            f"but settings.training_target leaves {remaining_tokens}",
-            "enforce_tokens_per_step_consistency",
-        )
+    message = rules.tokens_per_step(
+        progress.num_target_tokens,
+        progress.num_target_steps,
+        profile.gradient_accumulation_steps,
+        profile.local_train_micro_batch_size,
+        profile.sequence_length,
+        profile.dp_degree,
+        progress.num_seen_tokens,
+        progress.num_seen_steps,
+    )
+    if message is not None:
+        _enforce(settings.consistency_enforcement.enforce_tokens_per_step_consistency, message)
     num_available = len(recipe.train_dataset) * profile.sequence_length
     if num_available < progress.num_target_tokens:
         _enforce(
             settings.consistency_enforcement.enforce_enough_tokens_in_dataset,
             f"the training data has {num_available} tokens, fewer than the target of {progress.num_target_tokens}, "
-            "so it will be seen more than once",
-            "enforce_enough_tokens_in_dataset",
+            "so it will be seen more than once; change one of them, or set "
+            "settings.consistency_enforcement.enforce_enough_tokens_in_dataset: false",
         )
 
 
-def _enforce(is_error: bool, message: str, setting: str) -> None:
+def _enforce(is_error: bool, message: str) -> None:
     if is_error:
-        raise UserError(f"{message}; change one of them, or set settings.consistency_enforcement.{setting}: false")
+        raise UserError(message)
     if global_rank() == 0:
         logger.warning("%s", message)
 
@@ -165,7 +162,7 @@ def make_trainer(
     return Trainer(
         app_state=recipe.app_state,
         loss_fn=recipe.loss_fn,
-        gradient_clipper=recipe.gradient_clipper,
+        gradient_clipper=recipe.gradient_clipper or measuring_only(recipe.app_state.model_parts),
         train_dataloader=recipe.train_dataloader,
         eval_dataloaders=recipe.eval_dataloaders,
         checkpoint_saving=recipe.checkpoint_saving,

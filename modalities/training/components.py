@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import AliasChoices, Field
 
 from modalities.parallel.settings import ParallelismDegrees
-from modalities.registry.fields import ComponentConfig, EnumField, ExistingFile, ExistingPath, Instance
+from modalities.registry import places
+from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, ExistingFile, ExistingPath, Instance
 from modalities.registry.interfaces import (
     DeviceMesh,
     FSDP1Model,
@@ -17,7 +19,7 @@ from modalities.registry.interfaces import (
     MFUCalculator,
     Model,
 )
-from modalities.registry.registry import Sign
+from modalities.registry.spec import Rename, Sign
 from modalities.training.settings import GradientClippingMode
 
 sign = Sign()
@@ -32,12 +34,14 @@ _NUMBERS = "modalities.training.number_conversion"
 class CLMCrossEntropyLossConfig(ComponentConfig):
     """Cross-entropy of the next token."""
 
-    target_key: str = Field(description="name of the targets")
-    prediction_key: str = Field(description="name of the predictions")
+    target_key: Annotated[str, places.TARGET_KEY] = Field(description="name of the targets")
+    prediction_key: Annotated[str, places.PREDICTION_KEY] = Field(description="name of the predictions")
 
 
 class _FSDP1ClippingConfig(ComponentConfig):
-    wrapped_model: Instance[FSDP1Model] = Field(description="the model wrapped with FSDP1")
+    wrapped_model: Annotated[Instance[FSDP1Model], places.TRAINED_MODEL] = Field(
+        description="the model wrapped with FSDP1"
+    )
     norm_type: EnumField[GradientClippingMode] = Field(description="P1_NORM, P2_NORM or MAX_NORM")
 
 
@@ -56,11 +60,13 @@ class FSDP1LoggingOnlyConfig(_FSDP1ClippingConfig):
 
 
 class _FSDP2ClippingConfig(ComponentConfig):
-    model_parts: Instance[Model] | list[Instance[Model]] = Field(
+    model_parts: Annotated[Instance[Model] | list[Instance[Model]], places.TRAINED_MODEL] = Field(
         validation_alias=AliasChoices("wrapped_model", "model_parts"), description="the model, or its parts"
     )
     norm_type: EnumField[GradientClippingMode] = Field(description="P1_NORM, P2_NORM or MAX_NORM")
-    device_mesh: Instance[DeviceMesh] | None = Field(None, description="the mesh the model is sharded over")
+    device_mesh: Annotated[Instance[DeviceMesh] | None, places.DEVICE_MESH] = Field(
+        None, description="the mesh the model is sharded over"
+    )
 
 
 @sign.component("gradient_clipper", "fsdp2", builds=f"{_CLIPPING}:FSDP2GradientClipper", provides=GradientClipper)
@@ -81,14 +87,16 @@ class FSDP2LoggingOnlyConfig(_FSDP2ClippingConfig):
 class GPT2MFUCalculatorConfig(ComponentConfig):
     """Model FLOPs utilisation of a GPT."""
 
-    n_layer: int = Field(strict=True, gt=0, description="number of blocks")
-    sequence_length: int = Field(strict=True, gt=0, description="tokens per sample")
-    n_embd: int = Field(strict=True, gt=0, description="width")
-    world_size: int = Field(strict=True, gt=0, description="number of ranks")
-    model_parts: Instance[Model] | list[Instance[Model]] = Field(
+    n_layer: Annotated[int, DefaultFrom("model_raw.n_layer")] = Field(strict=True, gt=0, description="number of blocks")
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = Field(strict=True, gt=0, description="tokens per sample")
+    n_embd: Annotated[int, DefaultFrom("model_raw.n_embd")] = Field(strict=True, gt=0, description="width")
+    world_size: Annotated[int, places.WORLD_SIZE] = Field(strict=True, gt=0, description="number of ranks")
+    model_parts: Annotated[Instance[Model] | list[Instance[Model]], places.TRAINED_MODEL] = Field(
         validation_alias=AliasChoices("wrapped_model", "model_parts"), description="the model, or its parts"
     )
-    device_mesh: Instance[DeviceMesh] | None = Field(None, description="the mesh the model is sharded over")
+    device_mesh: Annotated[Instance[DeviceMesh] | None, places.DEVICE_MESH] = Field(
+        None, description="the mesh the model is sharded over"
+    )
 
 
 @sign.component(
@@ -97,7 +105,7 @@ class GPT2MFUCalculatorConfig(ComponentConfig):
 class ParallelDegreeConfig(ComponentConfig):
     """Number of ranks along axes of the device mesh."""
 
-    device_mesh: Instance[DeviceMesh] = Field(description="the mesh")
+    device_mesh: Annotated[Instance[DeviceMesh], places.DEVICE_MESH] = Field(description="the mesh")
     parallelism_methods: list[EnumField[ParallelismDegrees]] = Field(description="axes whose sizes are multiplied")
 
 
@@ -116,9 +124,9 @@ _ACCUMULATION = Field(strict=True, gt=0, description="micro-batches per step and
 class LocalNumBatchesFromNumSamplesConfig(ComponentConfig):
     """Micro-batches per rank from samples."""
 
-    num_ranks: int = _RANKS
+    num_ranks: Annotated[int, places.DP_DEGREE] = _RANKS
     global_num_samples: int = Field(strict=True, ge=0, description="samples over all ranks")
-    local_micro_batch_size: int = _MICRO_BATCH
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
 
 
 @sign.component(
@@ -130,10 +138,10 @@ class LocalNumBatchesFromNumSamplesConfig(ComponentConfig):
 class LocalNumBatchesFromNumTokensConfig(ComponentConfig):
     """Micro-batches per rank from tokens."""
 
-    num_ranks: int = _RANKS
+    num_ranks: Annotated[int, places.DP_DEGREE] = _RANKS
     global_num_tokens: int = Field(strict=True, ge=0, description="tokens over all ranks")
-    sequence_length: int = _SEQUENCE
-    local_micro_batch_size: int = _MICRO_BATCH
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = _SEQUENCE
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
 
 
 @sign.component(
@@ -146,7 +154,7 @@ class NumSamplesFromNumTokensConfig(ComponentConfig):
     """Samples from tokens."""
 
     num_tokens: int = Field(strict=True, ge=0, description="tokens")
-    sequence_length: int = _SEQUENCE
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = _SEQUENCE
 
 
 @sign.component(
@@ -154,14 +162,15 @@ class NumSamplesFromNumTokensConfig(ComponentConfig):
     "num_steps_from_num_samples",
     builds=f"{_NUMBERS}:num_steps_from_num_samples",
     provides=IntValue,
+    renamed={"dp_degree": Rename("num_ranks")},
 )
 class NumStepsFromNumSamplesConfig(ComponentConfig):
     """Optimizer steps from samples."""
 
-    num_ranks: int = _RANKS
-    local_micro_batch_size: int = _MICRO_BATCH
+    num_ranks: Annotated[int, places.DP_DEGREE] = _RANKS
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
     global_num_samples: int = Field(strict=True, ge=0, description="samples over all ranks")
-    gradient_accumulation_steps: int = _ACCUMULATION
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION
 
 
 @sign.component(
@@ -173,11 +182,11 @@ class NumStepsFromNumSamplesConfig(ComponentConfig):
 class NumStepsFromNumTokensConfig(ComponentConfig):
     """Optimizer steps from tokens."""
 
-    dp_degree: int = _RANKS
-    local_micro_batch_size: int = _MICRO_BATCH
+    dp_degree: Annotated[int, places.DP_DEGREE] = _RANKS
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
     global_num_tokens: int = Field(strict=True, ge=0, description="tokens over all ranks")
-    sequence_length: int = _SEQUENCE
-    gradient_accumulation_steps: int = _ACCUMULATION
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = _SEQUENCE
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION
 
 
 @sign.component(
@@ -189,11 +198,11 @@ class NumStepsFromNumTokensConfig(ComponentConfig):
 class NumTokensFromNumStepsConfig(ComponentConfig):
     """Tokens from optimizer steps."""
 
-    num_steps: int = Field(strict=True, ge=0, description="optimizer steps")
-    dp_degree: int = _RANKS
-    local_micro_batch_size: int = _MICRO_BATCH
-    sequence_length: int = _SEQUENCE
-    gradient_accumulation_steps: int = _ACCUMULATION
+    num_steps: Annotated[int, places.NUM_TARGET_STEPS] = Field(strict=True, ge=0, description="optimizer steps")
+    dp_degree: Annotated[int, places.DP_DEGREE] = _RANKS
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = _SEQUENCE
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION
 
 
 @sign.component(
@@ -206,8 +215,8 @@ class LocalMicroBatchSizeConfig(ComponentConfig):
     """Samples per rank and micro-batch that make the same global batch in any world."""
 
     global_num_samples_per_step: int = Field(strict=True, gt=0, description="samples per step over all ranks")
-    dp_degree: int = _RANKS
-    gradient_accumulation_steps: int = _ACCUMULATION
+    dp_degree: Annotated[int, places.DP_DEGREE] = _RANKS
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION
 
 
 class _FromCheckpointPathConfig(ComponentConfig):
@@ -274,10 +283,10 @@ class NumTokensFromPackedDatasetConfig(ComponentConfig):
     """Tokens of one pass over a packed file, in whole steps."""
 
     dataset_path: ExistingFile = Field(description="the packed file")
-    sequence_length: int = _SEQUENCE
-    dp_degree: int = _RANKS
-    local_micro_batch_size: int = _MICRO_BATCH
-    gradient_accumulation_steps: int = _ACCUMULATION
+    sequence_length: Annotated[int, places.SEQUENCE_LENGTH] = _SEQUENCE
+    dp_degree: Annotated[int, places.DP_DEGREE] = _RANKS
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION
     sample_key: str = Field("text", description="name of the samples")
     reuse_last_target: bool = Field(True, description="whether a block's last target is the next one's first input")
 
@@ -287,11 +296,12 @@ class NumTokensFromPackedDatasetConfig(ComponentConfig):
     "num_steps_from_raw_dataset_index",
     builds=f"{_NUMBERS}:num_steps_from_raw_dataset_index",
     provides=IntValue,
+    renamed={"dp_degree": Rename("num_ranks")},
 )
 class NumStepsFromRawDatasetIndexConfig(ComponentConfig):
     """Optimizer steps of one pass over a raw dataset."""
 
     raw_index_path: ExistingPath = Field(description="the index of the raw dataset")
-    num_ranks: int = _RANKS
-    local_micro_batch_size: int = _MICRO_BATCH
-    gradient_accumulation_steps: int = _ACCUMULATION
+    num_ranks: Annotated[int, places.DP_DEGREE] = _RANKS
+    local_micro_batch_size: Annotated[int, places.MICRO_BATCH_SIZE] = _MICRO_BATCH
+    gradient_accumulation_steps: Annotated[int, places.ACCUMULATION_STEPS] = _ACCUMULATION

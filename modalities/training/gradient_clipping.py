@@ -75,6 +75,13 @@ class FSDP2GradientClipper(GradientClipperIF):
         return _clip(parameters, self.max_norm, self.norm_type)
 
 
+def measuring_only(model_parts: list[nn.Module]) -> GradientClipperIF:
+    """What a run without a gradient clipper has: the norm is logged, gradients are left alone."""
+    if len(model_parts) == 1 and isinstance(model_parts[0], FSDP):
+        return FSDP1GradientClipper(model_parts[0], GradientClippingMode.P2_NORM)
+    return FSDP2GradientClipper(model_parts, GradientClippingMode.P2_NORM)
+
+
 def _clip(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float) -> Tensor:
     with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in with_gradients if parameter.grad is not None]

@@ -17,14 +17,25 @@ logger = logging.getLogger(__name__)
 
 
 def resume_(
-    app_state: AppState, checkpoint: Checkpoint, progress: TrainingProgress, settings: Settings
+    app_state: AppState,
+    checkpoint: Checkpoint,
+    progress: TrainingProgress,
+    settings: Settings,
+    checkpoint_loading: object = None,
 ) -> tuple[TrainingProgress, ResumeState | None]:
     """Load the checkpoint into the app state, in place.
+
+    Args:
+        app_state: As built.
+        checkpoint: Where to go on from.
+        progress: What the config says.
+        settings: Of the run.
+        checkpoint_loading: The config's own way of loading, if it has one.
 
     Returns:
         Where the run stands, with its present target; and the random states, to be set last.
     """
-    resume_state = restore_(app_state, checkpoint)
+    resume_state = restore_(app_state, checkpoint, checkpoint_loading)
     if resume_state is not None:
         app_state.rank_state = own_rank_state(resume_state)
         seen = resume_state.progress

@@ -11,14 +11,12 @@ import torch
 
 from modalities.checkpointing.discovery import checkpoints_in
 from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading, make_torch_checkpoint_loading
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.exceptions import CheckpointError
 from modalities.factory.build import build
-from modalities.factory.plan import make_plan
 from modalities.generate import GenerationRecipe
-from modalities.registry.registry import Registry
-from modalities.run import RunRequest, run
+from modalities.run import RunRequest, plan_of, run
 from modalities.testing.ranks import run_on_ranks
 from modalities.testing.tiny import read_tensors, tiny_config, write_config
 
@@ -29,8 +27,8 @@ def _run(config: Path, root: Path, experiment_id: str) -> None:
 
 def _model(tree: dict[str, Any], folder: Path) -> torch.nn.Module:
     config = write_config(tree, folder / "config.yaml")
-    loaded = load_config(Environment(config, folder, "x"))
-    recipe = build(make_plan(loaded.tree, Registry.standard(), GenerationRecipe), GenerationRecipe)
+    loaded = compose_config(ConfigRequest(Environment(config, folder, "x")), GenerationRecipe)
+    recipe = build(plan_of(loaded), GenerationRecipe)
     model = recipe.model_raw
     assert isinstance(model, torch.nn.Module)
     return model

@@ -14,10 +14,11 @@ import yaml
 
 from modalities.cli.main import main
 from modalities.data.packed_file import open_tokens
-from modalities.testing.tiny import tiny_config, write_config
+from modalities.testing.tiny import tiny_config, write_config, write_tokens
 
 REPOSITORY = Path(__file__).parents[2]
-CONFIGS = sorted(REPOSITORY.glob("config_files/**/*.yaml"))
+EXPERIMENTS = sorted(f for f in REPOSITORY.glob("config_files/training/*.yaml") if f.stem != "base")
+OPTIONS = sorted(f for f in REPOSITORY.glob("config_files/*/*.yaml") if f.parent.name != "training")
 Outcome = tuple[int, str, str]
 Command = Callable[..., Outcome]
 
@@ -78,11 +79,34 @@ def test_version(command: Command) -> None:
 
 def test_every_shipped_config_is_free_of_faults(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert CONFIGS
-    for config in CONFIGS:
+    assert len(EXPERIMENTS) > 1
+    for config in EXPERIMENTS:
+        assert len(config.read_text().splitlines()) <= 25
         code, output, errors = command("check", "--config", config.relative_to(REPOSITORY))
         assert (code, errors) == (0, "")
         assert "no faults" in output
+
+
+NEEDS = {
+    "data/packed": ["settings.paths.train_dataset_path=t.pbin", "settings.paths.heldout_dataset_path=t.pbin"],
+    "parallel/hsdp": ["--world-size", "4"],
+    "logging/wandb": ["evaluation_subscriber.project=mine"],
+    "checkpoint_saving/fsdp1": ["parallel=fsdp1"],
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_shipped_option_fits_the_quickstart(
+    command: Command, option: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert option.read_text().startswith("#")
+    group, name = option.parent.name, option.stem
+    tokens = write_tokens(tmp_path / "t.pbin", 1000, 100)
+    words = [str(word).replace("t.pbin", str(tokens)) for word in NEEDS.get(f"{group}/{name}", [])]
+    plus = "+" if group == "precision" else ""
+    code, _, errors = command("check", "--config", EXPERIMENTS[-1], *words, f"{plus}{group}={name}")
+    assert (code, errors) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,7 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "component": ("variant_key: adam_w", "variant_key: adam_v", ["adam_v", "did you mean `adam_w`"]),
     "kind": ("component_key: optimizer", "component_key: optimiser", ["optimiser", "`optimizer`"]),
     "missing field": ("    eps: 1.0e-08\n", "", ["needs `eps`"]),
-    "type": ("n_layer: 2", "n_layer: two", ["n_layer", "two", "integer"]),
+    "type": ("n_layer: 2", "n_layer: two", ["n_layer", "two", "int"]),
     "unknown field": ("    eps: 1.0e-08\n", "    epsilon: 1\n    eps: 1.0e-08\n", ["epsilon", "`eps`"]),
     "data file": ("train.pbin", "trian.pbin", ["trian.pbin", "no such file"]),
     "top level": ("gradient_clipper:\n", "gradient_cliper:\n", ["gradient_cliper", "gradient_clipper"]),

@@ -9,16 +9,24 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict
 
+from modalities.composition.compose import ComposedConfig, ConfigRequest, compose_config
+from modalities.config.dumping import dump_resolved
 from modalities.config.environment import Environment, launcher_value
-from modalities.config.loading import LoadedConfig, dump_resolved, load_config
 from modalities.exceptions import ConfigError
+from modalities.registry.registry import Registry
 
 
-def _load(tmp_path: Path, text: str, **environment: Any) -> LoadedConfig:
+class _Anything(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def _load(tmp_path: Path, text: str, **environment: Any) -> ComposedConfig:
     file = tmp_path / "exp.yaml"
     file.write_text(text, encoding="utf-8")
-    return load_config(Environment(file, tmp_path, "run-1", **environment))
+    request = ConfigRequest(Environment(file, tmp_path, "run-1", **environment))
+    return compose_config(request, _Anything, Registry())
 
 
 @pytest.mark.parametrize(

@@ -188,14 +188,12 @@ def test_a_killed_rank_ends_the_job_within_seconds(long_config: Path) -> None:
 
 def test_quickstart_trains_and_generates(tmp_path: Path) -> None:
     """The shipped config, shortened, from raw text to generated text."""
-    tree = yaml.safe_load((REPOSITORY / "config_files" / "training" / "quickstart.yaml").read_text())
-    tree["settings"]["training_target"]["num_target_steps"] = 2
-    tree["settings"]["intervals"] |= {"checkpointing_interval_in_steps": 2, "evaluation_interval_in_steps": 2}
-    tree["lr_scheduler"]["config"]["warmup_steps"] = 1
-    for name in ("train_dataset_path", "heldout_dataset_path"):
-        tree["settings"]["paths"][name] = str(tmp_path / f"{name}.pbin")
-    config = write_config(tree, tmp_path / "quickstart.yaml")
-    trained = _call(*MODALITIES, *_run_words(config, "quick"), cwd=REPOSITORY)
+    config = REPOSITORY / "config_files" / "training" / "quickstart.yaml"
+    overrides = ["training_target.num_target_steps=2", "lr_scheduler.warmup_steps=1"]
+    overrides += [f"intervals.{what}_interval_in_steps=2" for what in ("checkpointing", "evaluation")]
+    overrides += [f"paths.{name}_dataset_path={tmp_path / name}.pbin" for name in ("train", "heldout")]
+    words = ["run", "--config", config, "--experiments_root_path", tmp_path, "--experiment_id", "quick"]
+    trained = _call(*MODALITIES, *words, *overrides, cwd=REPOSITORY)
     assert trained.returncode == 0, trained.stderr
     prompt = "It is a truth"
     words = ["generate", "--checkpoint", tmp_path / "quick", "--prompt", prompt, "--max-new-tokens", 8, "--seed", 3]
@@ -270,7 +268,7 @@ def test_mistakes_end_with_exit_code_two_and_no_traceback(tmp_path: Path, nproc:
 
     wrong_mesh = tiny_config(tmp_path)
     wrong_mesh["device_mesh"]["config"]["data_parallel_shard_degree"] = 3
-    assert f"3 ranks, but the job has {nproc}" in outcome(wrong_mesh)
+    assert f"the degrees 3 do not fit a world of {nproc} process" in outcome(wrong_mesh)
 
     other_vocabulary = tiny_config(tmp_path, vocab_size=300)
     other_vocabulary["model_raw"]["config"]["vocab_size"] = 64

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.exceptions import ConfigError, UserError
 from modalities.factory.build import build
-from modalities.factory.plan import Plan, make_plan
+from modalities.factory.plan import Plan
 from modalities.registry.fields import Instance
 from modalities.registry.interfaces import Interface
 from modalities.registry.registry import Registry
+from modalities.run import plan_of
 
 
 class Engine:
@@ -76,8 +77,7 @@ engine: {ENGINE}
 def _plan(tmp_path: Path, text: str) -> Plan:
     file = tmp_path / "exp.yaml"
     file.write_text(text, encoding="utf-8")
-    loaded = load_config(Environment(file, tmp_path, "x"))
-    return make_plan(loaded.tree, _registry(), Fleet, loaded.faults)
+    return plan_of(compose_config(ConfigRequest(Environment(file, tmp_path, "x")), Fleet, _registry()))
 
 
 def test_a_shared_instance_is_built_once(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_copied_component_is_a_second_one_and_warns(tmp_path: Path) -> None:
         ("component_key: engine", "component_key: [engine]", "unknown-kind", "engine"),
         ("power: 7", "powr: 7", "unknown-field", "did you mean `power`"),
         ("power: 7", "fuel: coal", "missing-field", "needs `power`"),
-        ("power: 7", "power: seven", "bad-value", "`seven`"),
+        ("power: 7", "power: seven", "bad-value", 'got the text "seven"'),
         (
             REF + "}}\nengine",
             "{instance_key: engin, pass_type: BY_REFERENCE}}}\nengine",
@@ -112,7 +112,7 @@ def test_a_copied_component_is_a_second_one_and_warns(tmp_path: Path) -> None:
             "`engine`",
         ),
         (REF + "}}\nengine", "{instance_key: flagship, pass_type: BY_REFERENCE}}}\nengine", "interface", "EngineSlot"),
-        (REF + "}}\nengine", "steam}}\nengine", "interface", "`steam`"),
+        (REF + "}}\nengine", "steam}}\nengine", "unknown-variant", "`steam`"),
         ("variant_key: sail, ", "", "no-key", "`variant_key`"),
         ("config: {power: 7}", "config: {power: 7}, power: 8", "mixed-form", "move `power`"),
         ("pass_type: BY_REFERENCE}}}\nengine", "pass_type: BY_MAGIC}}}\nengine", "pass-type", "BY_MAGIC"),

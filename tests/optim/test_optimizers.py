@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from modalities.exceptions import UserError
+from modalities.factory.rules import broken_rule
 from modalities.optim.components import AdamWConfig, sign
 from modalities.optim.optimizers import make_adam, make_adam_w, parameter_groups
 from modalities.registry.fields import load_object
@@ -117,10 +118,17 @@ def test_only_the_decayed_group_shrinks(make, change) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"betas": [0.9]}, "betas"), ({"betas": [0.9, 1.0]}, "less than 1"), ({"foreach": True, "fused": True}, "fused")],
+    [({"betas": [0.9]}, "betas"), ({"betas": [0.9, 1.0]}, "less than 1")],
 )
 def test_fields_out_of_range(changes, message) -> None:
     fields = FIELDS | {"wrapped_model": Tiny(), "weight_decay": 0.1, "weight_decay_groups_excluded": []}
     AdamWConfig(**fields)
     with pytest.raises(ValidationError, match=message):
         AdamWConfig(**fields | changes)
+
+
+def test_one_implementation_at_a_time() -> None:
+    fields = FIELDS | {"wrapped_model": Tiny(), "weight_decay": 0.1, "weight_decay_groups_excluded": []}
+    both = fields | {"foreach": True, "fused": True}
+    assert "choose one" in str(broken_rule(AdamWConfig, AdamWConfig(**both), both))
+    assert broken_rule(AdamWConfig, AdamWConfig(**fields), fields) is None

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modalities.checkpointing.discovery import checkpoints_in
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.factory.build import build
-from modalities.factory.plan import make_plan
-from modalities.registry.registry import Registry
-from modalities.run import RunRequest, run
+from modalities.run import RunRequest, plan_of, run
 from modalities.testing.ranks import run_on_ranks
 from modalities.testing.tiny import tiny_config, write_config
 from modalities.training.recipe import TrainingRecipe
@@ -27,8 +25,8 @@ NUM_STEPS = 6
 
 def _plain_loop(config: Path, root: Path) -> tuple[list[float], dict[str, dict[str, Tensor]]]:
     """The same model, batches and optimizer in a loop that knows nothing of modalities' trainer."""
-    loaded = load_config(Environment(config, root, "reference"))
-    recipe = build(make_plan(loaded.tree, Registry.standard(), TrainingRecipe, loaded.faults), TrainingRecipe)
+    loaded = compose_config(ConfigRequest(Environment(config, root, "reference")), TrainingRecipe)
+    recipe = build(plan_of(loaded), TrainingRecipe)
     model = recipe.app_state.model_parts[0]
     named = dict(model.named_parameters())
     decayed = [p for name, p in named.items() if "attn." in name or "mlp." in name or "lm_head.weight" in name]

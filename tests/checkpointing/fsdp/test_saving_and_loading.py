@@ -20,25 +20,23 @@ from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import checkpoints_in
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, FSDP1CheckpointLoading
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
+from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
-from modalities.config.loading import load_config
 from modalities.exceptions import CheckpointError
 from modalities.factory.build import build
-from modalities.factory.plan import make_plan
 from modalities.generate import GenerationRecipe
 from modalities.parallel.fsdp1 import full_optimizer_state_dict
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 from modalities.progress import TrainingProgress
-from modalities.registry.registry import Registry
-from modalities.run import RunRequest, run
+from modalities.run import RunRequest, plan_of, run
 from modalities.testing.ranks import run_on_ranks
 from modalities.testing.tiny import read_tensors, tiny_config, write_config
 from modalities.training.recipe import TrainingRecipe
 
 
 def _build(config: Path, root: Path, experiment_id: str = "x") -> Any:
-    loaded = load_config(Environment(config, root, experiment_id))
-    return build(make_plan(loaded.tree, Registry.standard(), TrainingRecipe, loaded.faults), TrainingRecipe)
+    loaded = compose_config(ConfigRequest(Environment(config, root, experiment_id)), TrainingRecipe)
+    return build(plan_of(loaded), TrainingRecipe)
 
 
 def _run(config: Path, root: Path, experiment_id: str) -> None:
@@ -250,8 +248,8 @@ def _refused_save(config: Path, root: Path, folder: Path) -> str:
 
 
 def _load_fsdp1(config: Path, root: Path, model_file: Path, optimizer_file: Path) -> None:
-    loaded = load_config(Environment(config, root, "x"))
-    recipe = build(make_plan(loaded.tree, Registry.standard(), GenerationRecipe), GenerationRecipe)
+    loaded = compose_config(ConfigRequest(Environment(config, root, "x")), GenerationRecipe)
+    recipe = build(plan_of(loaded), GenerationRecipe)
     loading = FSDP1CheckpointLoading(
         dist.get_rank(), ["GPT2Block"], MixedPrecisionSettings.NO_MIXED_PRECISION, ShardingStrategy.FULL_SHARD
     )
