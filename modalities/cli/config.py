@@ -90,7 +90,7 @@ def schema(kind: str, imports: tuple[str, ...]) -> None:
         raise UserError(
             f"--for {kind}: there is no such kind of config\n  help: {did_you_mean(kind, RECIPES, 'kinds')}"
         )
-    click.echo(json.dumps(json_schema(Schema(Registry.standard(), RECIPES[kind])), indent=1))
+    click.echo(json.dumps(json_schema(Schema(Registry.standard(), RECIPES[kind])), separators=(",", ":")))
 
 
 @config.command()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MUCH_WORSE = 0.2
+"""A candidate that is that much less like the word than the best one is not worth a reader's time."""
+
 
 def nearest(word: object, candidates: Iterable[object], limit: int = 3, cutoff: float = 0.6) -> list[str]:
     """The candidates most like ``word``, best first.
@@ -17,9 +20,10 @@ def nearest(word: object, candidates: Iterable[object], limit: int = 3, cutoff: 
     """
     names = list(dict.fromkeys(str(c) for c in candidates))
     by_lower_case = {name.lower(): name for name in names}
-    found = [
-        by_lower_case[m] for m in difflib.get_close_matches(str(word).lower(), by_lower_case, n=limit, cutoff=cutoff)
-    ]
+    wanted = str(word).lower()
+    close = difflib.get_close_matches(wanted, by_lower_case, n=limit, cutoff=cutoff)
+    likeness = {name: difflib.SequenceMatcher(None, name, wanted).ratio() for name in close}
+    found = [by_lower_case[name] for name in close if likeness[name] >= likeness[close[0]] - _MUCH_WORSE]
     return (found + [n for n in names if str(word) and str(word) in n.split("_") and n not in found])[:limit]
 
 

@@ -90,7 +90,7 @@ def _loose_scalars(
             wanted = _scalars_of(annotation)
             if here is None or wanted is None or type(value) in wanted or _comes_from_environment(here):
                 continue
-            names = " or ".join(sorted(_SCALARS[t] for t in wanted))
+            names = " or ".join(sorted(_SCALARS[t] for t in wanted if t is not int or float not in wanted))
             what = (
                 f'the text "{value}"'
                 if isinstance(value, str)

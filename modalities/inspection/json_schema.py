@@ -17,15 +17,19 @@ from modalities.composition.schema import Schema
 from modalities.config.tree import COMPONENT_KEY, CONFIG, INSTANCE_KEY, PASS_TYPE, VARIANT_KEY
 from modalities.registry.describing import default_text
 from modalities.registry.fields import annotations_of, names_of, slots_of
+from modalities.registry.interfaces import Anything, IntValue
 from modalities.registry.spec import Spec
 
 _QUESTION = {"$ref": "#/$defs/question"}
 _REFERENCE = {"$ref": "#/$defs/reference"}
 _COMPONENT = {"$ref": "#/$defs/component"}
+_COMPUTED = {"$ref": "#/$defs/computed"}
+_OPEN = {"const": "???"}
+_OVERLAY = {"$ref": "#/$defs/overlay"}
 
 
 def json_schema(schema: Schema) -> dict[str, Any]:
-    """The schema of the files that the recipe reads, for draft 2020-12."""
+    """The schema of the files that the recipe reads, for draft 7, which editors know."""
     definitions: dict[str, Any] = {
         "question": {"type": "string", "pattern": r"\$\{", "title": "interpolation"},
         "reference": {
@@ -34,6 +38,15 @@ def json_schema(schema: Schema) -> dict[str, Any]:
             "properties": {INSTANCE_KEY: {"type": "string"}, PASS_TYPE: {"enum": ["BY_REFERENCE", "BY_VALUE"]}},
             "required": [INSTANCE_KEY],
             "additionalProperties": False,
+        },
+        "overlay": {
+            "title": "fields over those of a group",
+            "type": "object",
+            "not": {"required": [VARIANT_KEY]},
+        },
+        "computed": {
+            "title": "a number that a component computes",
+            "anyOf": [{"$ref": f"#/$defs/{_key(spec)}"} for spec in schema.registry if spec.provides is IntValue],
         },
         "component": {
             "title": "component",
@@ -46,7 +59,7 @@ def json_schema(schema: Schema) -> dict[str, Any]:
         },
     }
     for spec in schema.registry:
-        definitions[_key(spec)] = _spec_schema(spec, schema)
+        definitions |= _spec_schemas(spec, schema)
     properties: dict[str, Any] = {
         "defaults": {"type": "array", "description": "groups and configs that this one builds on"},
         "imports": {"description": "modules that register components", "type": ["array", "string"]},
@@ -55,8 +68,10 @@ def json_schema(schema: Schema) -> dict[str, Any]:
     for name, field in schema.recipe.model_fields.items():
         annotation = annotations_of(schema.recipe)[name]
         properties[name] = {**_any_of(annotation, schema), "description": field.description or ""}
+    for name in getattr(schema.recipe, "shared", {}):
+        properties[name] = _any_of(annotations_of(schema.recipe)[name], schema)
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "modalities",
         "type": "object",
         "properties": properties,
@@ -69,16 +84,19 @@ def _key(spec: Spec) -> str:
     return f"{spec.kind}.{spec.variant}"
 
 
-def _spec_schema(spec: Spec, schema: Schema) -> dict[str, Any]:
+def _spec_schemas(spec: Spec, schema: Schema) -> dict[str, Any]:
+    """The component in its two written forms, and its fields, which both have."""
     fields: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
     for name, field in spec.config.model_fields.items():
         annotation = annotations_of(spec.config)[name]
         entry = {
             **_any_of(annotation, schema),
             "description": f"{field.description or ''} (default: {default_text(field)})",
         }
+        definitions[f"{_key(spec)}.{name}"] = entry
         for spelling in names_of(name, field):
-            fields[spelling] = entry
+            fields[spelling] = {"$ref": f"#/$defs/{_key(spec)}.{name}"}
     keys = {COMPONENT_KEY: {"const": spec.kind}, VARIANT_KEY: {"const": spec.variant}}
     flat = {
         "title": spec.name,
@@ -95,12 +113,17 @@ def _spec_schema(spec: Spec, schema: Schema) -> dict[str, Any]:
         "required": [VARIANT_KEY, CONFIG],
         "additionalProperties": False,
     }
-    return {"title": spec.name, "description": spec.summary, "anyOf": [flat, canonical]}
+    both = {"title": spec.name, "description": spec.summary, "anyOf": [flat, canonical]}
+    return {_key(spec): both, **definitions}
 
 
 def _any_of(annotation: Any, schema: Schema) -> dict[str, Any]:
     options = _options(annotation, schema)
-    return {"anyOf": [*options, _QUESTION, _REFERENCE, _COMPONENT]}
+    if slots_of(annotation)[0] or slots_of(slots_of(annotation)[1])[0]:
+        computed = [{"$ref": f"#/$defs/{_key(spec)}"} for spec in schema.registry if spec.provides is Anything]
+    else:
+        computed = [_COMPUTED]
+    return {"anyOf": [*options, *computed, _QUESTION, _REFERENCE, _OPEN]}
 
 
 def _options(annotation: Any, schema: Schema) -> list[dict[str, Any]]:
@@ -110,7 +133,7 @@ def _options(annotation: Any, schema: Schema) -> list[dict[str, Any]]:
     if interfaces:
         specs = sorted(schema.registry.fitting(interfaces), key=lambda spec: spec.name)
         options.append({"title": "variant", "enum": sorted({spec.variant for spec in specs})})
-        options += [{"$ref": f"#/$defs/{_key(spec)}"} for spec in specs]
+        options += [{"$ref": f"#/$defs/{_key(spec)}"} for spec in specs] + [_OVERLAY]
     while hasattr(annotation, "__metadata__"):
         annotation = annotation.__origin__
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
