@@ -16,7 +16,7 @@ from modalities.composition.schema import Schema, is_own_entry
 from modalities.composition.short_forms import expand
 from modalities.composition.sweeps import swept_lists
 from modalities.config.environment import Environment
-from modalities.config.faults import Fault
+from modalities.config.faults import Fault, raise_on_errors
 from modalities.config.interpolation import resolve
 from modalities.config.tree import BROKEN, CONFIG, Node, dotted
 from modalities.config.yaml_loader import load_yaml
@@ -92,13 +92,14 @@ def compose_config(request: ConfigRequest, recipe: RecipeChoice, registry: Regis
         registry: Where components are looked up; by default the standard one with the user's imports.
 
     Raises:
-        ConfigError: The file cannot be read; every other fault is collected.
+        ConfigError: The file cannot be read or composed; every other fault is collected.
         UserError: A module of ``--import`` cannot be imported.
     """
     import_modules(request.imports)
     faults: list[Fault] = []
     file = request.environment.config_file_path
     root = load_yaml(file, faults)
+    _stop_if_unreadable(root, faults)
     text = file.read_text(encoding="utf-8-sig")
     imported = import_named_in(root, faults)
     chosen = recipe if isinstance(recipe, type) else recipe(root)
@@ -107,6 +108,7 @@ def compose_config(request: ConfigRequest, recipe: RecipeChoice, registry: Regis
     files = [file]
     if DEFAULTS in root.value:
         root, words, files = _compose_defaults(request, root, words, schema, faults)
+        _stop_if_unreadable(root, faults)
         imported += import_named_in(root, faults)
         schema = Schema(registry or Registry.standard(), chosen if isinstance(recipe, type) else recipe(root))
     request.environment.register_resolvers()
@@ -132,6 +134,12 @@ def _compose_defaults(
 
     file = request.environment.config_file_path
     return compose_defaults(file, root, words, list(request.config_folders), schema, faults)
+
+
+def _stop_if_unreadable(root: Node, faults: list[Fault]) -> None:
+    """Where there is no tree, there is nothing else to tell."""
+    if not root.value:
+        raise_on_errors(faults)
 
 
 def _refuse_unswept(root: Node, faults: list[Fault]) -> None:

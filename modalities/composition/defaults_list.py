@@ -168,6 +168,9 @@ def _missing_option(error: MissingConfigException, file: Path, words: list[Word]
     group, _, option = wanted.rpartition("/")
     available = [str(name) for name in error.options or []]
     searched = ", ".join(str(folder) for folder in composition.folders)
+    if not group:
+        available = [file.stem for folder in composition.folders for file in folder.glob("*.y*ml")]
+        available += [f"training/{file.stem}" for file in (shipped_groups() / "training").glob("*.yaml")]
     hint = did_you_mean(option, available, f"options of {group}" if group else "config files")
     if group and not available:
         hint = f"there is no group `{group}`: looked for a folder of that name in {searched}"

@@ -108,7 +108,7 @@ def apply_overrides(root: Node, words: list[Word], schema: Schema, faults: list[
 class _Overrider:
     def __init__(self, root: Node, schema: Schema, faults: list[Fault]) -> None:
         self.root, self.schema, self.faults = root, schema, faults
-        self.short_forms = ShortForms(schema, faults)
+        self.short_forms = ShortForms(schema, faults, root.value)
 
     def apply(self, words: list[Word]) -> None:
         choices = [word for word in words if self._chooses_variant(word)]
@@ -172,6 +172,12 @@ class _Overrider:
             depth += 1
         owner = path[: depth - 2] if path[depth - 2 : depth - 1] == (CONFIG,) else path[: depth - 1]
         names = self.schema.names_below(self.root, owner)
+        if not owner:
+            names += self.schema.names_below(self.root, ("settings",))
+        holder = self.root.get(path[: depth - 1])
+        if holder is not None and not isinstance(holder.value, dict):
+            self._nothing_inside(word, path, depth - 1, holder)
+            return
         shown = [str(key) for key in path[: depth - 1] if key != CONFIG]
         inside = f" in `{'.'.join(shown)}`" if shown else ""
         hints = []
@@ -190,6 +196,17 @@ class _Overrider:
         message = f"`{word.text}`: there is no `{path[depth - 1]}`{inside}"
         self.faults.append(Fault("override-no-target", message, path, word.place, hints=hints))
 
+    def _nothing_inside(self, word: Word, path: TreePath, depth: int, holder: Node) -> None:
+        shown = ".".join(str(key) for key in path[:depth] if key != CONFIG)
+        what = f"is `{holder.value}`, which has nothing inside"
+        hints = []
+        if isinstance(holder.value, list):
+            what = f"is a list of {len(holder.value)} items, numbered from 0"
+            hints = [f"+{word.key.rpartition('.')[0]}.{len(holder.value)}=… appends one"]
+        message = f"`{word.text}`: `{shown}` {what}"
+        related = [("set here", holder.best_place)]
+        self.faults.append(Fault("override-no-target", message, path, word.place, hints=hints, related=related))
+
     def _holder(self, word: Word, path: TreePath) -> Node | None:
         """The mapping or list that the value goes into, made if need be."""
         node = self.root
@@ -202,18 +219,13 @@ class _Overrider:
             if child.value is None:
                 child.value = {}
             if not isinstance(child.value, dict | list):
-                shown = ".".join(str(k) for k in path[: depth + 1] if k != CONFIG)
-                message = f"`{word.text}`: `{shown}` is `{child.value}`, which has nothing inside"
-                related = [("set here", child.best_place)]
-                self.faults.append(Fault("override-no-target", message, path, word.place, related=related))
+                self._nothing_inside(word, path, depth + 1, child)
                 return None
             node = child
         if isinstance(node.value, list) and not (
             isinstance(path[-1], int) and -len(node.value) <= path[-1] <= len(node.value)
         ):
-            message = f"`{word.text}`: the list has {len(node.value)} items, numbered from 0"
-            hint = f"{len(node.value)} appends one" if word.parsed.type is not OverrideType.CHANGE else ""
-            self._fault("override-no-target", message, path, word, hint)
+            self._nothing_inside(word, path, len(path) - 1, node)
             return None
         return node
 
@@ -340,4 +352,8 @@ def _plain(value: Any) -> Any:
 
 def _parser_complaint(text: str) -> str:
     first = re.sub(r"\s*See https?:\S+.*", "", text.strip(), flags=re.DOTALL).split("\n")[0]
+    if "missing EQUAL" in first:
+        return "it has no `=`"
+    if "token recognition error" in first and ("'" in first or '"' in first):
+        return "a quote is not closed, or stands in the middle of a word"
     return first[:1].lower() + first[1:]

@@ -109,7 +109,7 @@ class Schema:
                 path = tuple(str(name.value).split("."))
                 continue
             if node is not None and is_component(node) and parts[0] not in _HEAD:
-                within = self._wrapped_with(root, path, node, parts[0])
+                within = self._wrapped_with(root, path, node, parts[0], {path})
                 if within is not None:
                     path = within
                     continue
@@ -123,20 +123,21 @@ class Schema:
             path, parts = (*path, key), parts[1:]
         return path
 
-    def _wrapped_with(self, root: Node, path: TreePath, node: Node, name: str) -> TreePath | None:
+    def _wrapped_with(self, root: Node, path: TreePath, node: Node, name: str, seen: set[TreePath]) -> TreePath | None:
         """The path of the wrapped component that has a field which the wrapper has not."""
         if name in self.names_below(root, path):
             return None
         spec = self.spec_of(node)
         for wrapped in spec.wrapped_fields if spec is not None else ():
             inner = self._descend_to_component(root, (*path, CONFIG, wrapped))
-            if inner is None:
+            if inner is None or inner in seen:
                 continue
+            seen.add(inner)
             inner_node = root.get(inner)
             assert inner_node is not None
             if name in self.names_below(root, inner):
                 return inner
-            if (deeper := self._wrapped_with(root, inner, inner_node, name)) is not None:
+            if (deeper := self._wrapped_with(root, inner, inner_node, name, seen)) is not None:
                 return deeper
         return None
 

@@ -12,6 +12,7 @@ short                                          canonical
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -48,7 +49,7 @@ def expand(root: Node, schema: Schema, faults: list[Fault]) -> Node:
         schema: Says what may stand where.
         faults: Receives names that fit no slot, forms that are mixed, and older names (as warnings).
     """
-    expander = ShortForms(schema, faults)
+    expander = ShortForms(schema, faults, list(root.value))
     children = {
         name: child if is_own_entry(name) else expander.expand(child, child_annotation(schema.recipe, name), (name,))
         for name, child in root.value.items()
@@ -59,8 +60,8 @@ def expand(root: Node, schema: Schema, faults: list[Fault]) -> Node:
 class ShortForms:
     """Expands single values, for files and for overrides alike."""
 
-    def __init__(self, schema: Schema, faults: list[Fault]) -> None:
-        self.schema, self.faults = schema, faults
+    def __init__(self, schema: Schema, faults: list[Fault], entries: Collection[Any] = ()) -> None:
+        self.schema, self.faults, self.entries = schema, faults, entries
 
     def expand(self, node: Node, annotation: Any, path: TreePath) -> Node:
         """The canonical form of a value.
@@ -75,6 +76,8 @@ class ShortForms:
         if is_component(node):
             return self._component(node, annotation, path)
         if isinstance(node.value, dict) and reference_name(node) is None:
+            if slots_of(annotation)[0] and INSTANCE_KEY not in node.value:
+                return self._without_variant(node, annotation, path)
             children = {k: self.expand(c, child_annotation(annotation, k), (*path, k)) for k, c in node.value.items()}
             return replace(node, value=children)
         if isinstance(node.value, list):
@@ -101,10 +104,20 @@ class ShortForms:
             self.faults.append(Fault("ambiguous-variant", message, path, variant.place, span, [hint]))
             return None
         wanted = " or ".join(interface.__name__ for interface in interfaces)
-        hint = did_you_mean(variant.value, [spec.variant for spec in fitting], "variants")
+        hint = did_you_mean(variant.value, [spec.variant for spec in fitting if spec.is_available], "variants")
+        if variant.value in self.entries:
+            hint = f"to refer to the entry of that name, write ${{ref:{variant.value}}}"
         message = f"no variant `{variant.value}` gives the {wanted} that is needed here"
         self.faults.append(Fault("unknown-variant", message, path, variant.place, span, [hint]))
         return None
+
+    def _without_variant(self, node: Node, annotation: Any, path: TreePath) -> Node:
+        fitting = self.schema.registry.fitting(slots_of(annotation)[0])
+        variants = sorted({spec.variant for spec in fitting if spec.is_available})
+        message = f"`{path[-1]}` is a component, and names no `{VARIANT_KEY}`"
+        hint = f"variants: {', '.join(variants[:12])}{', …' if len(variants) > 12 else ''}"
+        self.faults.append(Fault("no-variant", message, path, node.best_place, len(str(path[-1])), [hint]))
+        return replace(node, value=BROKEN)
 
     def _text(self, node: Node, annotation: Any, path: TreePath) -> Node:
         if "${" in node.value:

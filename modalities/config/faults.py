@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,8 @@ class Fault:
         hints: What to do about it.
         related: Other places that matter, each with what it is.
         severity: ``error`` stops the run; ``warning`` and ``note`` do not.
+        covers: The missing thing that this misspelt one was meant to be.
+        asked_for: Places that would have given a missing value.
     """
 
     code: str
@@ -49,6 +50,8 @@ class Fault:
     hints: list[str] = field(default_factory=list)
     related: list[tuple[str, Place]] = field(default_factory=list)
     severity: str = "error"
+    covers: TreePath = ()
+    asked_for: tuple[str, ...] = ()
 
     def render(self, color: bool = False) -> str:
         """The fault as a few lines of text, with the line of the file it stands in.
@@ -90,10 +93,26 @@ def _place_as_json(place: Place) -> dict[str, Any]:
 
 def unique(faults: Iterable[Fault]) -> list[Fault]:
     """Faults in the order of the files, each once; one wrong line copied by interpolation counts once."""
-    found = {(fault.code, fault.message, fault.place): fault for fault in faults}
+    found = {_identity(fault): fault for fault in reversed(list(faults))}
     return sorted(
-        found.values(), key=lambda f: (f.place.file is None, f.place.file or "", f.place.line, f.place.column)
+        reversed(found.values()), key=lambda f: (f.place.file is None, f.place.file or "", f.place.line, f.place.column)
     )
+
+
+def _identity(fault: Fault) -> object:
+    # one wrong value is one fault, however many fields take it
+    return (fault.code, fault.place) if fault.code == "bad-value" else (fault.code, fault.message, fault.place)
+
+
+def without_consequences(faults: Sequence[Fault]) -> list[Fault]:
+    """Leave out missing values that would have come from a place that is at fault itself."""
+    broken = [path for f in faults if f.severity == "error" for path in (f.path, f.covers) if path]
+
+    def is_consequence(fault: Fault) -> bool:
+        sources = [place.split(".")[: 2 if place.startswith("settings.") else 1] for place in fault.asked_for]
+        return any(list(map(str, path[: len(source)])) == source for source in sources for path in broken)
+
+    return [fault for fault in faults if not is_consequence(fault)]
 
 
 def errors_of(faults: Iterable[Fault]) -> list[Fault]:
@@ -121,16 +140,15 @@ def raise_on_errors(faults: Iterable[Fault]) -> None:
         raise ConfigError(report(errors), errors)
 
 
-@lru_cache(maxsize=8)
-def _lines_of(file: str) -> tuple[str, ...]:
+def _lines_of(file: str) -> list[str]:
     try:
-        return tuple(Path(file).read_text(encoding="utf-8").splitlines())
+        return Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
-        return ()
+        return []
 
 
 def _excerpt(place: Place, span: int) -> list[str]:
-    lines = _lines_of(place.file) if place.file else ()
+    lines = _lines_of(place.file) if place.file and span else []
     if not 0 < place.line <= len(lines):
         return []
     text = lines[place.line - 1]

@@ -35,6 +35,8 @@ def resolve(root: Node, faults: list[Fault]) -> Node:
 class _Resolver:
     def __init__(self, root: Node, faults: list[Fault]) -> None:
         self.root, self.faults = root, faults
+        self.cycles: set[frozenset[str]] = set()
+        self.unreadable: set[str] = set()
         self._whole: DictConfig | ListConfig | None = None
 
     def resolve(self, path: TreePath, node: Node, asked: tuple[str, ...]) -> Node:
@@ -49,7 +51,11 @@ class _Resolver:
 
     def _copy_target(self, path: TreePath, node: Node, target_name: str, asked: tuple[str, ...]) -> Node:
         if target_name in asked:
-            chain = " -> ".join([*asked[asked.index(target_name) :], target_name])
+            round_trip = asked[asked.index(target_name) :]
+            if frozenset(round_trip) in self.cycles:
+                return replace(node, value=BROKEN)  # told from its other end
+            self.cycles.add(frozenset(round_trip))
+            chain = " -> ".join([*round_trip, target_name])
             return self._broken(path, node, f"interpolation goes round: {chain}")
         target = self._look_up(target_name, (*asked, target_name))
         if target is not None and target.value is BROKEN:
@@ -57,7 +63,7 @@ class _Resolver:
         if target is None:
             return self._points_nowhere(path, node, target_name, asked)
         found = self.resolve(path, target.copy(), (*asked, target_name))
-        via = ((node.value, target.best_place), *found.via)
+        via = ((node.value, target.best_place if is_component(target) else target.place), *found.via)
         return replace(found, place=node.place, key_place=node.key_place, via=via)
 
     def _look_up(self, name: str, asked: tuple[str, ...]) -> Node | None:
@@ -95,16 +101,18 @@ class _Resolver:
 
     def _ask_omegaconf(self, path: TreePath, node: Node) -> Node:
         try:
+            if not _is_readable(node.value):
+                text = "it is not closed, or not written as OmegaConf reads it: ${name}, ${resolver:argument}"
+                return self._broken(path, node, f"`{node.value}`: {text}")
             if _CONTEXT_FREE.fullmatch(node.value):
                 value: Any = OmegaConf.create({"answer": node.value})["answer"]
             else:
-                if self._whole is None:
-                    self._whole = OmegaConf.create(_without_broken(self.root.plain()))
-                value = OmegaConf.select(self._whole, dotted(path), throw_on_resolution_failure=True)
+                value = OmegaConf.select(self._whole_tree(), dotted(path), throw_on_resolution_failure=True)
             if isinstance(value, DictConfig | ListConfig):
                 value = OmegaConf.to_container(value, resolve=True)
         except (OmegaConfBaseException, RecursionError, ValueError, KeyError, TypeError) as error:
-            text = str(error).partition("\n")[0].removeprefix("ValueError raised while resolving interpolation: ")
+            text = str(error).partition("\n")[0]
+            text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text).strip('"')
             unknown = re.search(r"Unsupported interpolation type (\S+)", text)
             hint = did_you_mean(unknown[1], _RESOLVERS, "resolvers") if unknown else ""
             return self._broken(path, node, f"`{node.value}`: {text}", hint)
@@ -113,16 +121,33 @@ class _Resolver:
         answer = node_from(value, node.place)
         return replace(answer, key_place=node.key_place, via=((node.value, node.place),))
 
+    def _whole_tree(self) -> DictConfig | ListConfig:
+        """The tree for OmegaConf; texts that it cannot read are left out, and told where they stand."""
+        if self._whole is None:
+            for _, leaf in self.root.leaves():
+                if isinstance(leaf.value, str) and "${" in leaf.value and not _is_readable(leaf.value):
+                    self.unreadable.add(leaf.value)
+            self._whole = OmegaConf.create(_without_broken(self.root.plain(), self.unreadable))
+        return self._whole
+
     def _broken(self, path: TreePath, node: Node, message: str, hint: str = "") -> Node:
         fault = Fault("interpolation", message, path, node.place, len(node.value), [hint] if hint else [])
         self.faults.append(fault)
         return replace(node, value=BROKEN)
 
 
-def _without_broken(value: Any) -> Any:
+def _is_readable(text: str) -> bool:
+    try:
+        OmegaConf.create({"text": text})
+    except OmegaConfBaseException:
+        return False
+    return True
+
+
+def _without_broken(value: Any, unreadable: set[str]) -> Any:
     """Plain values in which what is broken is a text that OmegaConf takes, and that is found again in its answers."""
     if isinstance(value, dict):
-        return {key: _without_broken(child) for key, child in value.items()}
+        return {key: _without_broken(child, unreadable) for key, child in value.items()}
     if isinstance(value, list):
-        return [_without_broken(child) for child in value]
-    return _BROKEN_TEXT if value is BROKEN else value
+        return [_without_broken(child, unreadable) for child in value]
+    return _BROKEN_TEXT if value is BROKEN or (isinstance(value, str) and value in unreadable) else value

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from modalities.config.faults import Fault
-from modalities.config.tree import Node, Place, TreePath
+from modalities.config.tree import BROKEN, Node, Place, TreePath
 from modalities.exceptions import ConfigError
 
 _TAG = "tag:yaml.org,2002:"
@@ -24,6 +24,11 @@ _FLOAT = re.compile(
 )
 _OCTAL = re.compile(r"^[-+]?0[0-7_]+$")
 _SEXAGESIMAL = re.compile(r"^[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+
+
+_PLAIN_TAGS = {
+    _TAG + name for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge", "binary", "value")
+}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -74,7 +79,7 @@ def _files_beside(file: Path) -> str:
 
 class _Reader:
     def __init__(self, name: str, text: str, faults: list[Fault]) -> None:
-        self.name, self.faults = name, faults
+        self.name, self.text, self.faults = name, text, faults
         self.loader = _Loader(text)
 
     def read(self) -> Node:
@@ -92,12 +97,32 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             place = Place(self.name, mark.line + 1, mark.column + 1) if mark else start
             message = " ".join(part for part in (error.problem, error.context) if part)
-            self.faults.append(Fault("yaml-syntax", f"no valid YAML: {message}", (), place))
+            hints = self._syntax_hints(message, place)
+            self.faults.append(Fault("yaml-syntax", f"no valid YAML: {message}", (), place, hints=hints))
         except yaml.YAMLError as error:
             self.faults.append(Fault("yaml-syntax", f"no valid YAML: {error}", (), start))
         finally:
             self.loader.dispose()
         return Node({}, start)
+
+    def _syntax_hints(self, message: str, place: Place) -> list[str]:
+        """What usually is meant by the parser's words."""
+        lines = self.text.splitlines()
+        line = lines[place.line - 1] if 0 < place.line <= len(lines) else ""
+        before = lines[place.line - 2] if place.line >= 2 else ""
+        if "\t" in line[: place.column]:
+            return ["the line begins with a tab: YAML indents by spaces"]
+        if re.search(r"[\[{][^\]}\"']*\$\{", line):
+            return ['inside {…} and […], interpolations are quoted: "${…}"']
+        if "mapping values are not allowed" in message:
+            return ['a text that holds ": " is quoted; or the line is indented too far']
+        if "undefined alias" in message:
+            return ["define it before with &name; a text that begins with * is quoted"]
+        if "flow" in message and ("[" in before or "{" in before):
+            return ["a bracket above is not closed"]
+        if "expected key" in message or "block" in message:
+            return ["the line is indented differently from its neighbours"]
+        return []
 
     def _place(self, node: yaml.Node) -> Place:
         return Place(self.name, node.start_mark.line + 1, node.start_mark.column + 1)
@@ -107,6 +132,11 @@ class _Reader:
             self.faults.append(Fault("yaml-alias", "an alias holds itself", path, self._place(node)))
             return Node(None, self._place(node))
         parents = (*parents, id(node))
+        if node.tag not in _PLAIN_TAGS:
+            shown = node.tag.replace(_TAG, "!!")
+            message = f"the tag `{shown}` is not understood: a config holds plain values"
+            self.faults.append(Fault("yaml-tag", message, path, self._place(node), len(shown), ["leave the tag out"]))
+            return Node(BROKEN, self._place(node))
         if isinstance(node, yaml.MappingNode):
             return self._convert_mapping(node, path, parents)
         if isinstance(node, yaml.SequenceNode):

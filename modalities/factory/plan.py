@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from modalities.config.faults import Fault, errors_of
+from modalities.config.faults import Fault, errors_of, without_consequences
 from modalities.config.suggestions import did_you_mean, nearest
 from modalities.config.tree import (
     BROKEN,
@@ -26,7 +26,7 @@ from modalities.config.tree import (
 from modalities.factory.planned_component import PlannedComponent
 from modalities.factory.rules import check_names, check_rules
 from modalities.factory.validation import THE_CONFIG, validate
-from modalities.registry.fields import Pending, annotations_of, child_annotation, names_of
+from modalities.registry.fields import Pending, annotations_of, child_annotation, names_of, slots_of
 from modalities.registry.interfaces import Anything, Interface, IntValue
 from modalities.registry.registry import Registry
 from modalities.registry.spec import SameAs, Spec
@@ -134,24 +134,50 @@ class _Planner:
         faults: list[Fault] = []
         validate(self.recipe, roots, self.tree, (), THE_CONFIG, self.registry, self.components, faults)
         self.faults += [fault for fault in faults if not self._is_read(fault)]
-        if not reads_all:
-            self._unused_entries(wanted)
+        used = set(self.visited)
+        if errors_of(self.faults):
+            self._visit_the_rest()
+        for component in list(self.components.values()):
+            self._check_rules(component)
         check_rules(self.recipe, self.tree, (), "", self.tree, self.components, self.faults)
+        if not reads_all:
+            self._unused_entries(used)
+        self.faults[:] = without_consequences(self.faults)
         return Plan(self.recipe, self.tree, roots, self.components, self.faults)
+
+    def _check_rules(self, component: PlannedComponent) -> None:
+        spec, config = component.spec, component.node.value.get(CONFIG)
+        if config is not None and isinstance(config.value, dict):
+            inside = (*component.path, CONFIG)
+            check_rules(spec.config, config, inside, spec.name, self.tree, self.components, self.faults)
+        check_names(component, self.components, self.faults)
 
     def _is_read(self, fault: Fault) -> bool:
         """Whether an unknown name of a section is one of the user's own, which interpolations ask for."""
         name = dotted(fault.path)
         return fault.code == "unknown-field" and any(read == name or read.startswith(f"{name}.") for read in self.reads)
 
-    def _unused_entries(self, wanted: list[str]) -> None:
+    def _visit_the_rest(self) -> None:
+        """Check entries that nothing reads: it may be a mistake elsewhere that keeps them from being read."""
+        before = len(self.faults)
+        for name, node in self.tree.value.items():
+            if (name,) not in self.visited and not _is_own(name):
+                self._at((name,), node, child_annotation(self.recipe, name), node.best_place)
+        self.faults[before:] = [fault for fault in self.faults[before:] if fault.code != "not-available"]
+
+    def _unused_entries(self, used: set[TreePath]) -> None:
         absent = [name for name in annotations_of(self.recipe) if name not in self.tree.value]
-        absent += [name for names in self._missing_references() for name in names]
+        missed = [name for names in self._missing_references() for name in names]
+        is_fine = not errors_of(self.faults)
         read = {name.partition(".")[0] for name in self.reads}
         for name, node in self.tree.value.items():
-            if (name,) in self.visited or name in read or _is_own(name):
+            if (name,) in used or name in read or _is_own(name):
                 continue
+            if nearest(name, missed, limit=1, cutoff=NEAR_MISS):
+                continue  # the reference that misses it is told
             near = nearest(name, absent, limit=1, cutoff=NEAR_MISS)
+            if not near and not is_fine:
+                continue  # what would use it may be what is wrong
             severity = "error" if near else "warning"
             hint = f"did you mean `{near[0]}`?" if near else "remove it, or refer to it"
             message = f"`{name}` is never used: the run does not read it and nothing refers to it"
@@ -271,8 +297,6 @@ class _Planner:
         self._warn_of_copy(node, component)
         inside = (*path, CONFIG)
         validate(spec.config, component.fields, config, inside, spec.name, self.registry, self.components, self.faults)
-        check_rules(spec.config, config, inside, spec.name, self.tree, self.components, self.faults)
-        check_names(component, self.components, self.faults)
         return Pending(component.provides, path, f"`{dotted(path)}` = {spec.name}")
 
     def _visit_parts(self, node: Node, path: TreePath) -> None:
@@ -329,4 +353,6 @@ def _provided(spec: Spec, fields: dict[str, Any]) -> type[Interface]:
     if not isinstance(spec.provides, SameAs):
         return spec.provides
     value = fields.get(spec.provides.field)
-    return value.provides if isinstance(value, Pending) else Anything
+    wanted, _ = slots_of(spec.annotations()[spec.provides.field])
+    fits = isinstance(value, Pending) and issubclass(value.provides, wanted)
+    return value.provides if fits and isinstance(value, Pending) else Anything

@@ -20,8 +20,9 @@ from modalities.config.tree import (
     is_component,
     reference_name,
 )
+from modalities.factory.places import standing_place
 from modalities.factory.planned_component import PlannedComponent
-from modalities.registry.fields import NamesOf, Pending, annotations_of, marker_of
+from modalities.registry.fields import DefaultFrom, NamesOf, Pending, annotations_of, marker_of
 from modalities.registry.interfaces import Anything
 from modalities.registry.rules import Rule
 
@@ -57,13 +58,20 @@ def check_rules(
     rules: tuple[Rule, ...] = getattr(schema, "rules", ())
     if not rules:
         return
-    at_fault = [fault.path for fault in faults if fault.severity == "error"]
+    broken_before = [fault.path for fault in faults if fault.severity == "error"]
     for rule in rules:
+        at_fault = [fault.path for fault in faults if fault.severity == "error"]
         inputs = [_input(name, node, path, tree, components) for name in rule.inputs]
         if any(value is _UNKNOWN for _, _, value in inputs):
             continue
         if any(_touch(bad, where) for _, where, _ in inputs if where for bad in at_fault):
             continue
+        if any(
+            _comes_from(schema, name, broken_before)
+            for name, (n, _, _) in zip(rule.inputs, inputs, strict=True)
+            if n is None
+        ):
+            continue  # it would have come from where something is wrong
         try:
             message = rule.check(*(value for _, _, value in inputs))
         except TypeError:
@@ -71,15 +79,18 @@ def check_rules(
         if message is None:
             continue
         found = [(where, known) for known, where, _ in inputs if known is not None]
-        where, first = found[0] if found else (path, node)
-        related: list[tuple[str, Place]] = [(f"`{expression}` leads here", place) for expression, place in first.via]
-        related += [(text, place) for text, place in map(_as_note, inputs[1:]) if text and place != first.best_place]
+        # what the user wrote is to blame before what followed by default
+        written = [(where, known) for where, known in found if _is_written(known)]
+        where, first = (written or found or [(path, node)])[0]
+        place, related = standing_place(first, node)
+        notes = [_as_note(i) for i in inputs if i[0] is not first]
+        related += [(text, p) for text, p in notes if text and p != place]
         faults.append(
             Fault(
                 "rule",
                 f"{owner}: {message}" if owner else message,
                 where,
-                first.best_place,
+                place,
                 related=related,
                 severity=rule.severity,
             )
@@ -121,7 +132,20 @@ def _as_note(rule_input: tuple[Node | None, TreePath, Any]) -> tuple[str, Place]
     node, where, value = rule_input
     if node is None or not isinstance(value, str | int | float):
         return "", Place()
-    return f"{dotted(tuple(key for key in where if key != CONFIG))} = {value}", node.best_place
+    place, _ = standing_place(node, node)
+    return f"{dotted(tuple(key for key in where if key != CONFIG))} = {value}", place
+
+
+def _is_written(node: Node) -> bool:
+    place, _ = standing_place(node, node)
+    return bool(place.file) or bool(place.origin and place.origin.startswith("override"))
+
+
+def _comes_from(schema: type[BaseModel], name: str, broken: list[TreePath]) -> bool:
+    """Whether an absent input has a default place at which something is wrong."""
+    marker = marker_of(annotations_of(schema).get(name.removesuffix("?")), DefaultFrom)
+    entries = {place.partition(".")[0] for place in marker.places} if marker is not None else set()
+    return any(str(path[0]) in entries for path in broken if path)
 
 
 def check_names(

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from modalities.config.faults import Fault
 from modalities.config.suggestions import did_you_mean, nearest
-from modalities.config.tree import BROKEN, Node, Place, TreePath, dotted
+from modalities.config.tree import BROKEN, CONFIG, Node, Place, TreePath, dotted
+from modalities.factory.places import standing_place
 from modalities.factory.planned_component import PlannedComponent
+from modalities.factory.wording import SCALARS, complaint_text, got, hints_for, needed_scalar, scalar_hints
 from modalities.registry.fields import (
     DefaultFrom,
     Pending,
@@ -68,9 +70,12 @@ def validate(
         rank = _RANK.get(kind, 2)
         if location not in best or rank > best[location][0]:
             best[location] = (rank, complaint, value)
-    _drop_misspelt(best)
+    covered = _drop_consequences(best)
     for location, (_, complaint, value) in best.items():
-        faults.append(_fault(model, complaint, location, value, node, path, owner, registry, components))
+        fault = _fault(model, complaint, location, value, node, path, owner, registry, components)
+        if location in covered:
+            fault.covers = (*path, *covered[location])
+        faults.append(fault)
 
 
 def _loose_scalars(
@@ -88,40 +93,27 @@ def _loose_scalars(
         elif isinstance(value, str | bool) and annotation is not None:
             here = node.get(location)
             wanted = _scalars_of(annotation)
-            if here is None or wanted is None or type(value) in wanted or _comes_from_environment(here):
+            if here is None or not wanted or type(value) in wanted or _comes_from_environment(here):
                 continue
-            names = " or ".join(sorted(_SCALARS[t] for t in wanted if t is not int or float not in wanted))
-            what = (
-                f'the text "{value}"'
-                if isinstance(value, str)
-                else f"`{here.raw or str(value).lower()}`, a truth value"
-            )
-            message = f"{_named(owner, location)}: needs {names}, got {what}"
-            faults.append(
-                Fault("bad-value", message, (*path, *location), here.place, len(str(value)), _type_hints(value, here))
-            )
+            message = f"{_named(owner, location)}: {needed_scalar(wanted)}, got {got(value, here)}"
+            faults.append(_at("bad-value", message, (*path, *location), here, node, scalar_hints(value, here), value))
             told.add(location)
     return told
-
-
-_SCALARS: dict[type, str] = {int: "a whole number (int)", float: "a number (float)", bool: "true or false (bool)"}
 
 
 def _scalars_of(annotation: Any) -> set[type] | None:
     """The numbers and truth values that an annotation takes; None if it takes anything else as well."""
     if hasattr(annotation, "__metadata__"):
         if any(isinstance(m, Slot) for m in annotation.__metadata__):
-            return set(_SCALARS)
+            return set(SCALARS)
         annotation = annotation.__origin__
-    if annotation in _SCALARS:
+    if annotation in SCALARS:
         return {int, float} if annotation is float else {annotation}
     if annotation is type(None):
         return set()
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = [_scalars_of(option) for option in typing.get_args(annotation)]
         return None if any(option is None for option in options) else set().union(*(o for o in options if o))
-    if typing.get_origin(annotation) in (list, tuple, dict, set):
-        return set()
     return None
 
 
@@ -130,28 +122,44 @@ def _comes_from_environment(node: Node) -> bool:
     return any("_env:" in expression or "oc.env:" in expression for expression, _ in node.via)
 
 
-def _type_hints(value: Any, here: Node) -> list[str]:
-    if isinstance(value, bool):
-        shown = here.raw or str(value).lower()
-        if shown.lower() not in ("true", "false"):
-            return [f'YAML 1.1 reads a bare `{shown}` as {str(value).lower()}: write "{shown}" for the text']
-        return []
-    try:
-        float(value)
-    except ValueError:
-        return []
-    return ["leave out the quotes"] if here.place.file else []
+def _at(
+    code: str,
+    message: str,
+    path: TreePath,
+    here: Node,
+    holder: Node,
+    hints: list[str],
+    value: Any = None,
+    related: list[tuple[str, Place]] | None = None,
+) -> Fault:
+    """A fault at the place where a value really stands; where it is used is a note."""
+    place, notes = standing_place(here, holder)
+    span = len(str(value)) if isinstance(value, str | int | float) else 1
+    return Fault(code, message, path, place, span, hints, [*notes, *(related or [])])
 
 
-def _drop_misspelt(best: dict[TreePath, tuple[int, Any, Any]]) -> None:
-    """A misspelt required field is one fault, not an unknown and a missing one."""
+def _drop_consequences(best: dict[TreePath, tuple[int, Any, Any]]) -> dict[TreePath, TreePath]:
+    """A misspelt required field is one fault, not an unknown and a missing one; and a section of an unknown kind is one.
+
+    Returns:
+        The missing fields that are left out, by the misspelt ones.
+    """
+    for location, (_, complaint, _) in list(best.items()):
+        if complaint["type"] == "enum":
+            # `norm_type` says what the `config` beside it may hold
+            inside = (*location[:-1], CONFIG)
+            for other in [o for o in best if o[: len(inside)] == inside]:
+                del best[other]
+    covered: dict[TreePath, TreePath] = {}
     missing = [location for location, (_, complaint, _) in best.items() if complaint["type"] == "missing"]
     for location, (_, complaint, _) in list(best.items()):
         if complaint["type"] != "extra_forbidden":
             continue
         meant = nearest(location[-1], [other[-1] for other in missing if other[:-1] == location[:-1]], limit=1)
         if meant:
-            best.pop((*location[:-1], meant[0]), None)
+            covered[location] = (*location[:-1], meant[0])
+            best.pop(covered[location], None)
+    return covered
 
 
 def _walk(values: Any, complaint: Any) -> tuple[TreePath, Any]:
@@ -203,32 +211,50 @@ def _fault(
     components: dict[TreePath, PlannedComponent],
 ) -> Fault:
     full_path = (*path, *location)
-    if complaint["type"] == "missing":
+    kind = complaint["type"]
+    if kind == "missing":
         return _missing(model, location, node, full_path, owner, registry)
     here = node.get(location) or node
-    if complaint["type"] == "extra_forbidden":
-        holder: Any = model
-        for step in location[:-1]:
-            holder = child_annotation(holder, step)
-        names = _field_names(holder)
-        hint = did_you_mean(location[-1], names, "fields")
-        message = f"{owner} has no field `{dotted(location)}`"
-        return Fault("unknown-field", message, full_path, here.best_place, len(str(location[-1])), [hint])
-    text = complaint["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    annotation: Any = model
+    for step in location:
+        annotation = child_annotation(annotation, step)
+    if kind == "extra_forbidden":
+        return _unknown_field(model, location, here, full_path, owner)
+    text = complaint_text(complaint, annotation)
     if not location:
-        blamed = _blamed_field(text, node)
-        leading = [(f"`{expression}` leads here", place) for expression, place in blamed.via]
-        return Fault("invalid", f"{owner}: {text}", path, blamed.place, related=leading)
-    shown = f": `{value}`" if isinstance(value, str | int | float) and str(value) not in text else ""
-    if isinstance(value, Pending) and complaint["type"] != "interface":
-        text += f", got {value.label}"
-    code = "interface" if complaint["type"] in ("interface", "not_component") else "bad-value"
-    related: list[tuple[str, Place]] = [(f"`{expression}` leads here", p) for expression, p in here.via]
-    if isinstance(value, Pending) and value.path in components:
-        related.append((f"{components[value.path].spec.name} is made here", components[value.path].node.best_place))
-    hints = _hints(complaint, value, here)
-    message = f"{_named(owner, location)}: {text[:1].lower() + text[1:]}{shown}"
-    return Fault(code, message, full_path, here.place, len(str(value)) if shown else 1, hints, related)
+        return _at("invalid", f"{owner}: {text}", path, _blamed_field(text, node), node, [])
+    related: list[tuple[str, Place]] = []
+    hints = hints_for(complaint, value, here)
+    if isinstance(value, Pending):
+        text += f", got {value.label}" if kind != "interface" else ""
+        if value.path in components:
+            made = components[value.path]
+            related.append((f"{made.spec.name} is made here", made.node.best_place))
+    elif kind == "not_component":
+        text += f", got {got(value, here)}"
+        hints += _variants(annotation, registry)
+    elif kind != "path_not_found" and not (isinstance(value, str) and value in text):
+        text += f", got {got(value, here)}"
+    code = "interface" if kind in ("interface", "not_component") else "bad-value"
+    message = f"{_named(owner, location)}: {text}"
+    return _at(code, message, full_path, here, node, hints, value, related)
+
+
+def _unknown_field(model: Any, location: TreePath, here: Node, full_path: TreePath, owner: str) -> Fault:
+    holder = model
+    for step in location[:-1]:
+        holder = child_annotation(holder, step)
+    hint = did_you_mean(location[-1], _field_names(holder), "fields")
+    message = f"{owner} has no field `{dotted(location)}`"
+    return Fault("unknown-field", message, full_path, here.best_place, len(str(location[-1])), [hint])
+
+
+def _variants(annotation: Any, registry: Registry) -> list[str]:
+    interfaces, _ = slots_of(annotation)
+    if not interfaces:
+        return []
+    fitting = sorted({s.variant for s in registry.fitting(interfaces, known_only=True) if s.is_available})
+    return [f"variants: {', '.join(fitting[:12])}{', …' if len(fitting) > 12 else ''}"]
 
 
 def _named(owner: str, location: TreePath) -> str:
@@ -245,20 +271,6 @@ def _blamed_field(text: str, node: Node) -> Node:
     return node
 
 
-def _hints(complaint: Any, value: Any, here: Node) -> list[str]:
-    hints = []
-    if here.raw and isinstance(here.value, bool) and here.raw.lower() not in ("true", "false"):
-        hints.append(f'YAML 1.1 reads a bare `{here.raw}` as {str(here.value).lower()}: write "{here.raw}"')
-    allowed = complaint.get("ctx", {}).get("allowed") or complaint.get("ctx", {}).get("expected")
-    if isinstance(value, str) and isinstance(allowed, str):
-        hints.append(
-            did_you_mean(value, [word.strip("' ") for word in allowed.replace(" or ", ",").split(",")], "allowed")
-        )
-    if complaint["type"] == "path_not_found":
-        hints.append("relative paths start at the folder in which the command runs")
-    return hints
-
-
 def _missing(
     model: type[BaseModel], location: TreePath, node: Node, full_path: TreePath, owner: str, registry: Registry
 ) -> Fault:
@@ -266,23 +278,26 @@ def _missing(
     schema: Any = model
     for step in location[:-1]:
         schema = child_annotation(schema, step)
-    hints = []
     annotation = child_annotation(schema, location[-1])
-    interfaces, _ = slots_of(annotation)
     places = marker_of(annotation, DefaultFrom)
     if places is not None:
-        hints.append(f"it is taken from {' or '.join(f'`{place}`' for place in places.places)} where that is given")
-    elif interfaces:
-        fitting = sorted(s.name for s in registry.fitting(interfaces, known_only=True) if s.is_available)
-        hints.append(f"variants: {', '.join(fitting[:12])}{', …' if len(fitting) > 12 else ''}")
+        hints = [f"it is taken from {' or '.join(f'`{place}`' for place in places.places)} where that is given"]
+    else:
+        hints = _variants(annotation, registry)
     known = _field_names(schema)
     given = [key for key in holder.value if key not in known] if isinstance(holder.value, dict) else []
     if near := nearest(location[-1], given, limit=1):
         hints.append(f"`{near[0]}` is given: a slip of the pen?")
     if isinstance(location[-1], int):
-        message = f"{_named(owner, location[:-1])}: needs more values, got {len(holder.value)}"
-        return Fault("bad-value", message, full_path[:-1], holder.place, 1, hints)
-    return Fault("missing-field", f"{owner} needs `{dotted(location)}`", full_path, holder.best_place, 1, hints)
+        text = complaint_text({"type": "tuple_type", "msg": ""}, schema)
+        message = f"{_named(owner, location[:-1])}: {text}, got {got(holder.plain(), holder)}"
+        return _at("bad-value", message, full_path[:-1], holder, node, [])
+    place, _ = standing_place(holder, holder)
+    is_top = len(full_path) == 1
+    place = Place(place.file, 1, 1) if is_top and place.file else holder.best_place
+    fault = Fault("missing-field", f"{owner} needs `{dotted(location)}`", full_path, place, 0 if is_top else 1, hints)
+    fault.asked_for = places.places if places is not None else ()
+    return fault
 
 
 def _field_names(schema: Any) -> list[str]:

@@ -117,7 +117,7 @@ def test_a_copied_component_is_a_second_one_and_warns(tmp_path: Path) -> None:
         ("config: {power: 7}", "config: {power: 7}, power: 8", "mixed-form", "move `power`"),
         ("pass_type: BY_REFERENCE}}}\nengine", "pass_type: BY_MAGIC}}}\nengine", "pass-type", "BY_MAGIC"),
         ("power: 7", f"power: {ENGINE}", "bad-value", "got `engine.config.power` = engine/sail"),
-        (f"[{REF}]", f"{{x: {REF}}}", "bad-value", "valid list"),
+        (f"[{REF}]", f"{{x: {REF}}}", "bad-value", "needs a list"),
         ("escort:", "escrot:", "unused-entry", "did you mean `escort`"),
     ],
 )
