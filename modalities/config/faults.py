@@ -40,6 +40,7 @@ class Fault:
         severity: ``error`` stops the run; ``warning`` and ``note`` do not.
         covers: The missing thing that this misspelt one was meant to be.
         asked_for: Places that would have given a missing value.
+        is_copy: Whether the value was copied here from elsewhere, where it may be at fault as well.
     """
 
     code: str
@@ -52,6 +53,7 @@ class Fault:
     severity: str = "error"
     covers: TreePath = ()
     asked_for: tuple[str, ...] = ()
+    is_copy: bool = False
 
     def render(self, color: bool = False) -> str:
         """The fault as a few lines of text, with the line of the file it stands in.
@@ -93,9 +95,11 @@ def _place_as_json(place: Place) -> dict[str, Any]:
 
 def unique(faults: Iterable[Fault]) -> list[Fault]:
     """Faults in the order of the files, each once; one wrong line copied by interpolation counts once."""
-    found = {_identity(fault): fault for fault in reversed(list(faults))}
+    found: dict[object, Fault] = {}
+    for fault in sorted(faults, key=lambda f: f.is_copy):
+        found.setdefault(_identity(fault), fault)
     return sorted(
-        reversed(found.values()), key=lambda f: (f.place.file is None, f.place.file or "", f.place.line, f.place.column)
+        found.values(), key=lambda f: (f.place.file is None, f.place.file or "", f.place.line, f.place.column)
     )
 
 

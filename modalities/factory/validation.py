@@ -135,7 +135,8 @@ def _at(
     """A fault at the place where a value really stands; where it is used is a note."""
     place, notes = standing_place(here, holder)
     span = len(str(value)) if isinstance(value, str | int | float) else 1
-    return Fault(code, message, path, place, span, hints, [*notes, *(related or [])])
+    related = [*notes, *(related or [])]
+    return Fault(code, message, path, place, span, hints, related, is_copy=bool(here.via))
 
 
 def _drop_consequences(best: dict[TreePath, tuple[int, Any, Any]]) -> dict[TreePath, TreePath]:
