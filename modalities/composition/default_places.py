@@ -90,12 +90,15 @@ class _Filler:
                 continue
             origin = f"default of {'.'.join([*map(str, path), name])}"
             found = self._first_place(annotation, origin, (*path, name))
-            if found is not None:
-                self._make_section(path, found.place).value[name] = found
+            section = self._make_section(path, found.place) if found is not None else None
+            if section is not None:
+                section.value[name] = found
 
-    def _make_section(self, path: TreePath, place: Place) -> Node:
+    def _make_section(self, path: TreePath, place: Place) -> Node | None:
         node = self.root
         for key in path:
+            if not isinstance(node.value, dict):
+                return None  # something else stands in place of a section: the plan tells
             node = node.value.setdefault(key, Node({}, place))
         return node
 

@@ -94,7 +94,8 @@ def parse_words(texts: tuple[str, ...], faults: list[Fault], *, multirun: bool =
 def apply_overrides(root: Node, words: list[Word], schema: Schema, faults: list[Fault]) -> None:
     """Change the canonical tree as the words say, in this tree.
 
-    As in Hydra, the order of the words does not matter: variants are chosen first, outer ones before inner ones.
+    The order of the words does not matter: first comes what is removed, then variants, outer ones before inner ones, then
+    the rest.
 
     Args:
         root: The canonical tree, interpolations unanswered.
@@ -111,9 +112,10 @@ class _Overrider:
         self.short_forms = ShortForms(schema, faults, root.value)
 
     def apply(self, words: list[Word]) -> None:
+        removals = [word for word in words if word.is_deletion]
         choices = [word for word in words if self._chooses_variant(word)]
         choices.sort(key=lambda word: word.key.count("."))
-        for word in [*choices, *(word for word in words if word not in choices)]:
+        for word in [*removals, *choices, *(w for w in words if w not in removals and w not in choices)]:
             if word.is_deletion:
                 self._delete(word)
             else:

@@ -10,7 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from modalities.config.tree import COMPONENT_KEY, CONFIG, VARIANT_KEY, Key, Node, TreePath, is_component, reference_name
-from modalities.registry.fields import annotations_of, child_annotation, names_of, slots_of
+from modalities.registry.fields import (
+    DefaultFrom,
+    annotations_of,
+    child_annotation,
+    marker_of,
+    names_of,
+    slots_of,
+)
 from modalities.registry.interfaces import Interface
 from modalities.registry.registry import Registry
 from modalities.registry.spec import Spec
@@ -113,6 +120,10 @@ class Schema:
                 if within is not None:
                     path = within
                     continue
+                elsewhere = self._default_of(root, node, parts[0]) if len(parts) > 1 else None
+                if elsewhere is not None:
+                    path, parts = elsewhere, parts[1:]
+                    continue
                 path = (*path, CONFIG)
                 node = node.get((CONFIG,))
             key: Key = parts[0]
@@ -122,6 +133,16 @@ class Schema:
                 key = self._given_alias(root, path, node, parts[0])
             path, parts = (*path, key), parts[1:]
         return path
+
+    def _default_of(self, root: Node, node: Node, name: str) -> TreePath | None:
+        """Where a component's field will be taken from, if it is not given."""
+        spec, config = self.spec_of(node), node.value.get(CONFIG)
+        given = config.value if config is not None and isinstance(config.value, dict) else {}
+        marker = marker_of(spec.annotations().get(name), DefaultFrom) if spec is not None else None
+        if marker is None or name in given:
+            return None
+        places = (tuple(place.split(".")) for place in marker.places if "${" not in place)
+        return next((place for place in places if len(place) == 1 and root.get(place) is not None), None)
 
     def _wrapped_with(self, root: Node, path: TreePath, node: Node, name: str, seen: set[TreePath]) -> TreePath | None:
         """The path of the wrapped component that has a field which the wrapper has not."""

@@ -148,12 +148,13 @@ def _spelled(value: Any, key: str) -> Any:
 def _norm_tag(value: Any) -> str:
     # an unknown kind takes any branch: its complaint about norm_type is the one to be read
     kind = _spelled(value, "norm_type")
-    return kind if kind in LayerNorms.__members__ else LayerNorms.layer_norm.value
+    return kind if isinstance(kind, str) and kind in LayerNorms.__members__ else LayerNorms.layer_norm.value
 
 
 def _transform_tag(value: Any) -> str:
     kind = _spelled(value, "type_hint")
-    return kind if kind in QueryKeyValueTransformType.__members__ else QueryKeyValueTransformType.RotaryTransform.value
+    is_known = isinstance(kind, str) and kind in QueryKeyValueTransformType.__members__
+    return kind if is_known else QueryKeyValueTransformType.RotaryTransform.value
 
 
 LayerNormWrapperConfig = Annotated[
