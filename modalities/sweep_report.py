@@ -18,8 +18,9 @@ def print_table(results: Sequence[JobResult], console: Console) -> None:
     swept = _swept(results)
     names = list(dict.fromkeys(name for result in results for name in result.losses if not name.endswith("loss last")))
     table = Table(box=None, pad_edge=False)
-    for column in ("job", *swept, *names, "time", "end"):
-        table.add_column(column, justify="left" if column in ("job", "end", *swept) else "right", overflow="fold")
+    for column in ("job", *swept, *(_heading(name, names) for name in names), "time", "end"):
+        is_text = column in ("job", "end", *swept)
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold", min_width=4)
     judged = next((name for name in names if not name.startswith("train ")), names[0] if names else None)
     finished = [r.losses[judged] for r in results if judged is not None and judged in r.losses]
     for result in results:
@@ -58,6 +59,12 @@ def write_plot(results: Sequence[JobResult], folder: Path) -> Path | None:
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return path
+
+
+def _heading(name: str, names: list[str]) -> str:
+    """``heldout loss`` where the data has one loss only."""
+    tag = name.partition(" ")[0]
+    return f"{tag} loss" if [other.partition(" ")[0] for other in names].count(tag) == 1 else name
 
 
 def _values(result: JobResult) -> dict[str, str]:

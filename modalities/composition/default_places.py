@@ -90,9 +90,9 @@ class _Filler:
                 continue
             origin = f"default of {'.'.join([*map(str, path), name])}"
             found = self._first_place(annotation, origin, (*path, name))
-            section = self._make_section(path, found.place) if found is not None else None
-            if section is not None:
-                section.value[name] = found
+            made = self._make_section(path, found.place) if found is not None else None
+            if made is not None:
+                made.value[name] = found
 
     def _make_section(self, path: TreePath, place: Place) -> Node | None:
         node = self.root

@@ -8,6 +8,7 @@ slot that it fits.
 
 from __future__ import annotations
 
+import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from modalities.composition.overrides import Word
 from modalities.composition.schema import Schema
 from modalities.config.faults import Fault
 from modalities.config.suggestions import did_you_mean
-from modalities.config.tree import COMPONENT_KEY, VARIANT_KEY, Node, Place
+from modalities.config.tree import COMPONENT_KEY, CONFIG, VARIANT_KEY, Node, Place, is_component
 from modalities.config.yaml_loader import load_yaml
 from modalities.registry.fields import child_annotation, slots_of
 from modalities.registry.spec import Spec
@@ -74,7 +75,7 @@ class Composition:
     def skeleton(self, node: Node) -> Any:
         if not isinstance(node.value, dict):
             return self.number(node)
-        inside = {str(key): self.skeleton(child) for key, child in node.value.items()}
+        inside = {str(key): self.skeleton(child) for key, child in _flat(node).items()}
         return {**inside, _AT: self.number(replace(node, value=None))}
 
     def filled(self, skeleton: Any) -> Node:
@@ -82,7 +83,31 @@ class Composition:
             node: Node = self.nodes[skeleton]
             return node
         at = self.nodes[skeleton[_AT]] if _AT in skeleton else Node(None, Place(origin="a group of the defaults list"))
-        return replace(at, value={key: self.filled(child) for key, child in skeleton.items() if key != _AT})
+        return replace(at, value=_joined({key: self.filled(child) for key, child in skeleton.items() if key != _AT}))
+
+
+def _flat(node: Node) -> dict[Any, Node]:
+    """A component's entry without `config:`, so that files in different forms merge field by field."""
+    config = node.value.get(CONFIG)
+    if not is_component(node) or config is None or not isinstance(config.value, dict):
+        return dict(node.value)
+    others = {key: child for key, child in node.value.items() if key != CONFIG}
+    if set(others) - {COMPONENT_KEY, VARIANT_KEY}:
+        return dict(node.value)  # a form of its own, which is told
+    return {**others, **config.value}
+
+
+def _joined(entry: dict[Any, Node]) -> dict[Any, Node]:
+    """`config:` of a later file, which does not name the component again, joined with the fields of an earlier one."""
+    config, variant = entry.get(CONFIG), entry.get(VARIANT_KEY)
+    if (
+        config is None
+        or variant is None
+        or not isinstance(config.value, dict)
+        or config.place.file == variant.place.file
+    ):
+        return entry
+    return {**{key: child for key, child in entry.items() if key != CONFIG}, **config.value}
 
 
 _current: ContextVar[Composition] = ContextVar("current")
@@ -124,7 +149,8 @@ def _compose(
 ) -> tuple[Node, list[Word], list[Path]]:
     failed = replace(root, value={})
     for_hydra: list[Word] = []
-    with initialize(version_base="1.3", config_path=None):
+    with initialize(version_base="1.3", config_path=None), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         try:
             if any(_may_choose_group(word, composition) for word in words):
                 choices = OmegaConf.to_container(
@@ -137,11 +163,25 @@ def _compose(
         except MissingConfigException as error:
             composition.faults.append(_missing_option(error, file, for_hydra, composition))
             return failed, [], composition.files
-        except (HydraException, OmegaConfBaseException, RecursionError) as error:
+        except (HydraException, OmegaConfBaseException, RecursionError, ValueError, TypeError) as error:
             composition.faults.append(_refusal(error, file, root, for_hydra))
             return failed, [], composition.files
+    composition.faults += _warnings(said, file, root)
     tree = composition.filled(OmegaConf.to_container(composed, resolve=False))
     return tree, [word for word in words if word not in for_hydra], list(dict.fromkeys(composition.files))
+
+
+def _warnings(said: list[warnings.WarningMessage], file: Path, root: Node) -> list[Fault]:
+    """What Hydra warns of, as warnings of ours."""
+    place = root.value[DEFAULTS].best_place
+    found = {}
+    for warning in said:
+        text = str(warning.message).partition("See https")[0].strip()
+        hint = "add `_self_` where this file's own values belong: at the end, they win" if "_self_" in text else ""
+        is_main = f"'{file.stem}'" in text
+        where = place if is_main else Place(str(file), place.line, place.column)
+        found[text] = Fault("defaults-list", text, (DEFAULTS,), where, len(DEFAULTS), [hint], severity="warning")
+    return list(found.values())
 
 
 def _may_choose_group(word: Word, composition: Composition) -> bool:

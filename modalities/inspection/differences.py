@@ -81,9 +81,8 @@ def _leaves(composed: ComposedConfig) -> dict[str, Leaf]:
     for name, node in composed.tree.value.items():
         if not is_own_entry(name):
             _collect(node, (name,), child_annotation(composed.schema.recipe, name), composed.schema, found)
-    for path, value in _defaults(composed.schema.recipe, ()):
-        found.setdefault(path, Leaf(value, Place(origin="default")))
-    return found
+    _fill(composed.schema.recipe, (), "default", found)
+    return {path: leaf for path, leaf in found.items() if leaf.value is not None}
 
 
 def _collect(node: Node, path: TreePath, annotation: Any, schema: Schema, found: dict[str, Leaf]) -> None:
@@ -95,6 +94,9 @@ def _collect(node: Node, path: TreePath, annotation: Any, schema: Schema, found:
     elif isinstance(node.value, dict):
         for key, child in node.value.items():
             _collect(child, (*path, key), child_annotation(annotation, key), schema, found)
+        section = _section_of(annotation)
+        if section is not None:
+            _fill(section, path, "default", found)
     elif isinstance(node.value, list) and any(isinstance(item.value, dict | list) for item in node.value):
         for index, child in enumerate(node.value):
             _collect(child, (*path, index), child_annotation(annotation, index), schema, found)
@@ -114,10 +116,20 @@ def _collect_component(node: Node, path: TreePath, schema: Schema, found: dict[s
     for key, child in given.items():
         _collect(child, (*path, main_names.get(key, key)), annotations.get(key), schema, found)
     if spec is not None:
-        for default_path, value in _defaults(spec.config, path):
-            # a field that is given, whole or in parts, has no default
-            if not any(p == default_path or p.startswith(f"{default_path}.") for p in found):
-                found[default_path] = Leaf(value, Place(origin=f"default of {spec.name}"))
+        _fill(spec.config, path, f"default of {spec.name}", found)
+
+
+def _fill(model: type[BaseModel], path: TreePath, origin: str, found: dict[str, Leaf]) -> None:
+    """Defaults of what is not given, whole or in parts."""
+    for default_path, value in _defaults(model, path):
+        if not any(p == default_path or p.startswith(f"{default_path}.") for p in found):
+            found[default_path] = Leaf(value, Place(origin=origin))
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    while hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _defaults(model: type[BaseModel], path: TreePath) -> list[tuple[str, Any]]:

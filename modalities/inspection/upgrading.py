@@ -131,7 +131,7 @@ class _Upgrader:
                 self._visit(value, child_annotation(annotation, key.value))
 
     def _shorten_reference(self, node: yaml.MappingNode, name: yaml.Node) -> None:
-        start, end = node.start_mark.index, _content_end(node)
+        start, end = node.start_mark.index, self._end_of(node)
         inside_flow = self._is_inside_flow(start)
         reference = f"${{ref:{name.value}}}"
         if node.flow_style:
@@ -207,7 +207,7 @@ class _Upgrader:
 
     def _remove_pair(self, key: yaml.Node, value: yaml.Node) -> None:
         """Take a key and its value out, with the line if nothing else stands on it."""
-        start, end = key.start_mark.index, _content_end(value)
+        start, end = key.start_mark.index, self._end_of_pair(key, value)
         line_start = self.text.rfind("\n", 0, start) + 1
         line_end = self.text.find("\n", end)
         line_end = len(self.text) if line_end < 0 else line_end
@@ -241,8 +241,7 @@ class _Upgrader:
         kept = f"{self.text[line_start : key.start_mark.index]}{tail.strip()}\n" if tail.strip() else ""
         self.edits.append(_Edit(line_start, line_end + 1, kept))
         depth = value.start_mark.column - key.start_mark.column
-        first_line = self.text.rfind("\n", 0, value.start_mark.index) + 1
-        self._dedent(max(first_line, line_end + 1), _content_end(value), depth)
+        self._dedent(line_end + 1, self._end_of(value), depth)
 
     def _lift_flow(self, key: yaml.Node, value: yaml.MappingNode) -> None:
         margin = " " * key.start_mark.column
@@ -266,17 +265,23 @@ class _Upgrader:
                 self.edits.append(_Edit(position, position + min(depth, blanks), "", is_dedent=True))
             position = line_end + 1
 
+    def _end_of(self, node: yaml.Node) -> int:
+        """Where a node's last character stands; PyYAML lets a block end on the line of what follows."""
+        if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+            last = node.value[-1]
+            return self._end_of_pair(*last) if isinstance(last, tuple) else self._end_of(last)
+        return int(node.end_mark.index)
+
+    def _end_of_pair(self, key: yaml.Node, value: yaml.Node) -> int:
+        if value.start_mark.index >= key.end_mark.index:
+            return self._end_of(value)
+        # an alias: the node stands where its anchor is
+        alias = re.compile(r"\s*:\s*\*\S+").match(self.text, key.end_mark.index)
+        return alias.end() if alias is not None else int(key.end_mark.index)
+
     def _is_inside_flow(self, start: int) -> bool:
         line = self.text[self.text.rfind("\n", 0, start) + 1 : start]
         return line.count("{") > line.count("}") or line.count("[") > line.count("]")
-
-
-def _content_end(node: yaml.Node) -> int:
-    """Where a node's last character stands; PyYAML lets a block end on the line of what follows."""
-    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        return _content_end(last[1] if isinstance(last, tuple) else last)
-    return int(node.end_mark.index)
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> None:
