@@ -19,7 +19,6 @@ from modalities.sweep import Job, JobResult, prepare, run_here, run_jobs, run_wi
 from modalities.sweep_report import print_table, write_plot
 from modalities.testing.tiny import tiny_config, write_config
 
-SHORT = ("settings.intervals.evaluation_interval_in_steps=2",)
 
 
 @pytest.fixture
@@ -33,21 +32,26 @@ def _request(config: Path, *words: str, **more: object) -> RunRequest:
 
 def test_the_command_sweeps_and_tells_what_came_out(config: Path) -> None:
     words = ["run", "-m", "--config", config, "--experiments_root_path", config.parent / "runs", "--experiment_id", "s"]
-    command = [sys.executable, "-m", "modalities", *map(str, words), "optimizer.lr=1e-3,1e-2", "model.n_layer=1"]
+    command = [sys.executable, "-m", "modalities", *map(str, words), "lr_scheduler.max_lr=1e-3,1e-2", "model.n_layer=1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "150"})
     assert done.returncode == 0, done.stderr
     folder = config.parent / "runs" / "s"
     kept = json.loads((folder / "sweep.json").read_text())
-    assert [job["overrides"] for job in kept] == [[f"optimizer.lr={lr}", "model.n_layer=1"] for lr in ("0.001", "0.01")]
+    assert [job["overrides"] for job in kept] == [
+        [f"lr_scheduler.max_lr={lr}", "model.n_layer=1"] for lr in ("0.001", "0.01")
+    ]
     for index, (job, lr) in enumerate(zip(kept, (1e-3, 1e-2), strict=True)):
         run = folder / f"job-{index}"
         assert job["exit_code"] == 0
         assert job["losses"]["heldout CLMCrossEntropyLoss"] > 0
-        assert yaml.safe_load((folder / "configs" / f"job-{index}.yaml").read_text())["optimizer"]["config"]["lr"] == lr
-        assert yaml.safe_load((run / "config.resolved.yaml").read_text())["optimizer"]["config"]["lr"] == lr
+        assert (
+            yaml.safe_load((folder / "configs" / f"job-{index}.yaml").read_text())["lr_scheduler"]["config"]["max_lr"]
+            == lr
+        )
+        assert yaml.safe_load((run / "config.resolved.yaml").read_text())["lr_scheduler"]["config"]["max_lr"] == lr
     assert (folder / "sweep.png").stat().st_size > 1000
     table = done.stdout[done.stdout.rindex("job ") :].splitlines()
-    assert table[0].split()[:2] == ["job", "optimizer.lr"]
+    assert table[0].split()[:2] == ["job", "lr_scheduler.max_lr"]
     assert "n_layer" not in table[0]  # the same in all jobs
     assert [line.split()[-1] for line in table[1:3]] == ["finished", "finished"]
     assert table[1].count("*") + table[2].count("*") == 1
