@@ -22,7 +22,7 @@ from modalities.run_folder import RunFolder, find_checkpoint
 class GenerationRecipe(BaseModel):
     """What generating reads of a training config; the rest is not even looked at."""
 
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(defer_build=True, extra="allow", arbitrary_types_allowed=True, protected_namespaces=())
 
     model_raw: Instance[Model]
     tokenizer: Instance[Tokenizer] | None = None

@@ -1,7 +1,5 @@
 """What the commands read from a YAML file, and how to tell from the file which of them is meant. Free of torch."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 from modalities.config.tree import Node
@@ -13,7 +11,7 @@ from modalities.training.recipe import ProfilingRecipe, TrainingRecipe
 class ComponentsRecipe(BaseModel):
     """Components that no command of modalities reads: a template, or what a program of the user's own builds."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(defer_build=True, extra="allow")
 
 
 RECIPES: dict[str, type[BaseModel]] = {

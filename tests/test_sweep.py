@@ -20,7 +20,6 @@ from modalities.sweep_report import print_table, write_plot
 from modalities.testing.tiny import tiny_config, write_config
 
 
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     return write_config(tiny_config(tmp_path, num_steps=2, checkpointing_interval=2), tmp_path / "exp.yaml")

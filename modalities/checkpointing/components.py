@@ -1,7 +1,5 @@
 """Door sign of ``checkpointing/``: saving, loading and the state that is saved."""
 
-from __future__ import annotations
-
 from enum import Enum
 from pathlib import Path
 from typing import Annotated

@@ -111,18 +111,17 @@ def compose_config(request: ConfigRequest, recipe: RecipeChoice, registry: Regis
         _stop_if_unreadable(root, faults)
         imported += import_named_in(root, faults)
         schema = Schema(registry or Registry.standard(), chosen if isinstance(recipe, type) else recipe(root))
-    request.environment.register_resolvers()
     canonical = expand(root, schema, faults)
     apply_overrides(canonical, words, schema, faults)
     _refuse_unswept(canonical, faults)
     _refuse_open(canonical, faults)
     fill(canonical, schema)
-    tree = resolve(canonical, faults)
+    tree = resolve(canonical, request.environment, faults)
     expanded = expand(tree, schema, faults)
     if _num_nodes(expanded) != _num_nodes(tree):
         # a variant's name came out of an interpolation: its defaults are still to be asked for
         fill(expanded, schema)
-        expanded = resolve(expanded, faults)
+        expanded = resolve(expanded, request.environment, faults)
     return ComposedConfig(canonical, expanded, faults, text, schema, files, imported)
 
 

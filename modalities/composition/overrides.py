@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, QuotedString
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any
 
 from modalities.composition.schema import Schema
 from modalities.composition.short_forms import ShortForms, component_node
@@ -30,6 +26,9 @@ from modalities.config.tree import (
 )
 from modalities.registry.spec import Spec
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
 
 @dataclass(frozen=True)
 class Word:
@@ -48,7 +47,7 @@ class Word:
 
     @property
     def is_deletion(self) -> bool:
-        return self.parsed.type is OverrideType.DEL
+        return self.parsed.is_delete()
 
     def value(self) -> Any:
         """The value in plain Python; quoted text is text."""
@@ -63,6 +62,12 @@ def parse_words(texts: tuple[str, ...], faults: list[Fault], *, multirun: bool =
         faults: Receives words that are none, and several values where one run is asked for.
         multirun: Whether a word may give several values.
     """
+    if not texts:
+        return []
+    # Hydra costs a tenth of a second: only who overrides pays
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     parser = OverridesParser.create()
     words = []
     for text in texts:
@@ -147,8 +152,9 @@ class _Overrider:
     def _assign(self, word: Word) -> None:
         path = self.schema.locate(self.root, word.key)
         node = self.root.get(path)
-        adds, forces = word.parsed.type is OverrideType.ADD, word.parsed.type is OverrideType.FORCE_ADD
-        if adds and node is not None and word.parsed.type is not OverrideType.FORCE_ADD:
+        forces = word.parsed.is_force_add()
+        adds = word.parsed.is_add() and not forces
+        if adds and node is not None:
             set_here = [("set here", node.best_place)]
             message = f"`{word.text}`: `{word.key}` is there already"
             hint = "leave out the `+` to change it"
@@ -343,8 +349,8 @@ class _Overrider:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, QuotedString):
-        return value.text
+    if not isinstance(value, dict | list) and hasattr(value, "text") and hasattr(value, "quote"):
+        return value.text  # quoted text
     if isinstance(value, dict):
         return {_plain(key): _plain(child) for key, child in value.items()}
     if isinstance(value, list):

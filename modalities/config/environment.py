@@ -6,9 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
+from typing import Any, ClassVar
 
 from modalities.config.suggestions import did_you_mean
 from modalities.exceptions import ConfigError
@@ -38,10 +36,17 @@ class Environment:
     last_checkpoint_info_file_path: Path | None = None
     world_size: int | None = None
 
-    def register_resolvers(self) -> None:
-        """Make this the environment that interpolations are answered from."""
-        for name in ("cuda_env", "modalities_env", "node_env", "warmstart_env"):
-            OmegaConf.register_new_resolver(name, getattr(self, f"_{name}"), replace=True)
+    RESOLVERS: ClassVar[tuple[str, ...]] = ("cuda_env", "modalities_env", "node_env", "warmstart_env")
+    """What can be asked, as ``${resolver:argument}``."""
+
+    def answer(self, resolver: str, argument: str) -> Any:
+        """The answer to ``${resolver:argument}``.
+
+        Raises:
+            ValueError: There is none; the message says why.
+            ConfigError: A variable of the launcher, or the checkpoint's info file, is not as it must be.
+        """
+        return getattr(self, f"_{resolver}")(argument)
 
     def _cuda_env(self, name: str) -> int | str | None:
         if name == "WORLD_SIZE" and self.world_size is not None and not os.environ.get(name):

@@ -1,43 +1,47 @@
 """Answer the ``${…}`` of a tree, each answer remembering how it was found.
 
-OmegaConf is the authority. A plain ``${a.b.c}`` is looked up here instead, so that the copied value keeps its places.
+OmegaConf is the authority. Plain paths, questions to the surroundings, and texts made of them are answered here, so that a
+copied value keeps its places; the rest is OmegaConf's.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from modalities.config.environment import Environment
 from modalities.config.faults import Fault
 from modalities.config.suggestions import did_you_mean
-from modalities.config.tree import BROKEN, CONFIG, Node, TreePath, dotted, is_component, node_from
+from modalities.config.tree import BROKEN, CONFIG, Node, TreePath, is_component, node_from
+from modalities.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from modalities.config.omegaconf_answers import OmegaConfAnswers
 
 _PLAIN_PATH = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[\w-]+|\[\d+\])*)\}")
-_CONTEXT_FREE = re.compile(r"\$\{(cuda_env|modalities_env|node_env|warmstart_env|oc\.env):[\w.,/-]*\}")
-_BROKEN_TEXT = "\0broken\0"
-_RESOLVERS = ("cuda_env", "modalities_env", "node_env", "warmstart_env", "oc.env", "oc.decode", "oc.select")
+_QUESTION = re.compile(rf"\$\{{({'|'.join(Environment.RESOLVERS)}|oc\.env):([\w./-]+)\}}")
+_PART = re.compile(r"\$\{[^${}]*\}")
+_RESOLVERS = (*Environment.RESOLVERS, "oc.env", "oc.decode", "oc.select")
 
 
-def resolve(root: Node, faults: list[Fault]) -> Node:
+def resolve(root: Node, environment: Environment, faults: list[Fault]) -> Node:
     """A copy of the tree without interpolations.
 
     Args:
         root: The tree as written.
+        environment: Answers questions to the surroundings.
         faults: Receives each interpolation that has no answer; its value is then ``BROKEN``.
     """
-    return _Resolver(root, faults).resolve((), root, ())
+    return _Resolver(root, environment, faults).resolve((), root, ())
 
 
 class _Resolver:
-    def __init__(self, root: Node, faults: list[Fault]) -> None:
-        self.root, self.faults = root, faults
+    def __init__(self, root: Node, environment: Environment, faults: list[Fault]) -> None:
+        self.root, self.environment, self.faults = root, environment, faults
         self.cycles: set[frozenset[str]] = set()
-        self.unreadable: set[str] = set()
-        self._whole: DictConfig | ListConfig | None = None
+        self.omegaconf: OmegaConfAnswers | None = None
 
     def resolve(self, path: TreePath, node: Node, asked: tuple[str, ...]) -> Node:
         if isinstance(node.value, dict):
@@ -46,8 +50,11 @@ class _Resolver:
             return replace(node, value=[self.resolve((*path, i), c, asked) for i, c in enumerate(node.value)])
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
-        plain = _PLAIN_PATH.fullmatch(node.value)
-        return self._copy_target(path, node, plain[1], asked) if plain else self._ask_omegaconf(path, node)
+        if plain := _PLAIN_PATH.fullmatch(node.value):
+            return self._copy_target(path, node, plain[1], asked)
+        if question := _QUESTION.fullmatch(node.value):
+            return self._ask_environment(path, node, question)
+        return self._fill_in(path, node, asked) or self._ask_omegaconf(path, node)
 
     def _copy_target(self, path: TreePath, node: Node, target_name: str, asked: tuple[str, ...]) -> Node:
         if target_name in asked:
@@ -99,55 +106,57 @@ class _Resolver:
         hint = did_you_mean(missing, names, "names there")
         return self._broken(path, node, f"`{node.value}` points nowhere: no `{missing}`{inside}", hint)
 
-    def _ask_omegaconf(self, path: TreePath, node: Node) -> Node:
+    def _ask_environment(self, path: TreePath, node: Node, question: re.Match[str]) -> Node:
+        resolver, argument = question[1], question[2]
         try:
-            if not _is_readable(node.value):
-                text = "it is not closed, or not written as OmegaConf reads it: ${name}, ${resolver:argument}"
-                return self._broken(path, node, f"`{node.value}`: {text}")
-            if _CONTEXT_FREE.fullmatch(node.value):
-                value: Any = OmegaConf.create({"answer": node.value})["answer"]
+            if resolver != "oc.env":
+                value = self.environment.answer(resolver, argument)
+            elif argument in os.environ:
+                value = os.environ[argument]
             else:
-                value = OmegaConf.select(self._whole_tree(), dotted(path), throw_on_resolution_failure=True)
-            if isinstance(value, DictConfig | ListConfig):
-                value = OmegaConf.to_container(value, resolve=True)
-        except (OmegaConfBaseException, RecursionError, ValueError, KeyError, TypeError) as error:
-            text = str(error).partition("\n")[0]
-            text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text).strip('"')
-            unknown = re.search(r"Unsupported interpolation type (\S+)", text)
-            hint = did_you_mean(unknown[1], _RESOLVERS, "resolvers") if unknown else ""
-            return self._broken(path, node, f"`{node.value}`: {text}", hint)
-        if _BROKEN_TEXT in str(value):
+                raise ValueError(f"the environment variable {argument} is not set")
+        except (ValueError, ConfigError) as error:
+            return self._broken(path, node, f"`{node.value}`: {error}")
+        return self._answered(node, value)
+
+    def _fill_in(self, path: TreePath, node: Node, asked: tuple[str, ...]) -> Node | None:
+        """A text with plain paths and questions in it; None if there is anything else in it."""
+        if "\\" in node.value or "${" in _PART.sub("", node.value):
+            return None
+        parts = _PART.findall(node.value)
+        if not all(_PLAIN_PATH.fullmatch(part) or _QUESTION.fullmatch(part) for part in parts):
+            return None
+        text = node.value
+        for part in parts:
+            answer = self.resolve(path, replace(node, value=part), asked)
+            if answer.value is BROKEN:
+                return answer
+            if not isinstance(answer.value, str | int) or isinstance(answer.value, bool):
+                return None  # how OmegaConf spells it is OmegaConf's to say
+            text = text.replace(part, str(answer.value), 1)
+        return self._answered(node, text)
+
+    def _ask_omegaconf(self, path: TreePath, node: Node) -> Node:
+        from modalities.config.omegaconf_answers import BROKEN_TEXT, OmegaConfAnswers, Unanswered
+
+        if self.omegaconf is None:
+            self.omegaconf = OmegaConfAnswers(self.root, self.environment)
+        try:
+            value = self.omegaconf.ask(path, node.value)
+        except Unanswered as error:
+            unknown = error.unknown_resolver
+            hint = did_you_mean(unknown, _RESOLVERS, "resolvers") if unknown else ""
+            return self._broken(path, node, f"`{node.value}`: {error}", hint)
+        if BROKEN_TEXT in str(value):
             return replace(node, value=BROKEN)  # told where it broke
+        return self._answered(node, value)
+
+    @staticmethod
+    def _answered(node: Node, value: Any) -> Node:
         answer = node_from(value, node.place)
         return replace(answer, key_place=node.key_place, via=((node.value, node.place),))
-
-    def _whole_tree(self) -> DictConfig | ListConfig:
-        """The tree for OmegaConf; texts that it cannot read are left out, and told where they stand."""
-        if self._whole is None:
-            for _, leaf in self.root.leaves():
-                if isinstance(leaf.value, str) and "${" in leaf.value and not _is_readable(leaf.value):
-                    self.unreadable.add(leaf.value)
-            self._whole = OmegaConf.create(_without_broken(self.root.plain(), self.unreadable))
-        return self._whole
 
     def _broken(self, path: TreePath, node: Node, message: str, hint: str = "") -> Node:
         fault = Fault("interpolation", message, path, node.place, len(node.value), [hint] if hint else [])
         self.faults.append(fault)
         return replace(node, value=BROKEN)
-
-
-def _is_readable(text: str) -> bool:
-    try:
-        OmegaConf.create({"text": text})
-    except OmegaConfBaseException:
-        return False
-    return True
-
-
-def _without_broken(value: Any, unreadable: set[str]) -> Any:
-    """Plain values in which what is broken is a text that OmegaConf takes, and that is found again in its answers."""
-    if isinstance(value, dict):
-        return {key: _without_broken(child, unreadable) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_without_broken(child, unreadable) for child in value]
-    return _BROKEN_TEXT if value is BROKEN or (isinstance(value, str) and value in unreadable) else value

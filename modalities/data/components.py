@@ -1,7 +1,5 @@
 """Door sign of ``data/``: tokenizers, packing, datasets, samplers, loaders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

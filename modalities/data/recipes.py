@@ -1,7 +1,5 @@
 """Top level of a packing YAML. Free of torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from modalities.registry.interfaces import Tokenizer
 class PackingSettings(BaseModel):
     """What is packed, and where to."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     src_path: ExistingFile = Field(description="the JSONL file")
     dst_path: Path | None = Field(None, description="the packed file; default: the source's name with suffix .pbin")
@@ -30,7 +28,7 @@ class PackingSettings(BaseModel):
 class PackingRecipe(BaseModel):
     """The slots of a packing config."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", arbitrary_types_allowed=True)
 
     settings: PackingSettings = Field(description="what is packed, and where to")
     tokenizer: Instance[Tokenizer] = Field(description="text to ids")
@@ -39,7 +37,7 @@ class PackingRecipe(BaseModel):
 class Splitting(BaseModel):
     """Shares of the data in percent."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     train: int = Field(ge=0, le=100, description="share to train on")
     val: int = Field(ge=0, le=100, description="share to evaluate on while training")
@@ -49,7 +47,7 @@ class Splitting(BaseModel):
 class SplitSettings(BaseModel):
     """How conversations are divided."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     splitting: Splitting = Field(description="shares in percent")
     seed: int = Field(ge=0, description="of the division")
@@ -58,7 +56,7 @@ class SplitSettings(BaseModel):
 class InstructionTuningSettings(BaseModel):
     """Which conversations are rendered, and where to."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     src_path: Path = Field(description="the JSONL file of conversations")
     dst_path: Path = Field(description="where the rendered files go")
@@ -70,7 +68,7 @@ class InstructionTuningSettings(BaseModel):
 class RoleMapping(BaseModel):
     """How roles are called in the rendered text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     role_mapping: dict[str, str] = Field(description="name in the text by name in the data")
 
@@ -78,7 +76,7 @@ class RoleMapping(BaseModel):
 class InstructionTuningRecipe(BaseModel):
     """The entries of a config that renders conversations with a chat template."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     settings: InstructionTuningSettings = Field(description="which conversations, and where to")
     instruction_data_transformation: RoleMapping = Field(description="how roles are called")

@@ -1,7 +1,5 @@
 """Words and nested schemas of the data components; free of torch."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,7 +25,7 @@ class DummySampleDataType(Enum):
 class DummySampleConfig(BaseModel):
     """One part of a random sample."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     sample_key: str = Field(description="its name")
     sample_shape: tuple[int, ...] = Field(description="its sizes")
@@ -37,7 +35,7 @@ class DummySampleConfig(BaseModel):
 class LossMaskingTokenConfig(BaseModel):
     """The marks between which targets count."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     b_include_to_loss_token: str = Field(description="before what counts")
     e_include_to_loss_token: str = Field(description="behind what counts")

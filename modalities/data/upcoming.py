@@ -1,7 +1,5 @@
 """Door sign of what existing configs use of ``data/`` and this version does not have yet: fields are checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Door sign of ``inference/``."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from modalities.registry.fields import ComponentConfig, Instance

@@ -1,7 +1,5 @@
 """Top level of a text generation YAML. Free of torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +11,7 @@ from modalities.registry.interfaces import InferenceComponent
 class TextGenerationSettings(BaseModel):
     """What text is generated with; further names are free."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(defer_build=True, extra="allow")
 
     model_path: Path = Field(description="the checkpoint")
     sequence_length: int = Field(gt=0, description="longest sequence, in tokens")
@@ -24,7 +22,7 @@ class TextGenerationSettings(BaseModel):
 class TextGenerationRecipe(BaseModel):
     """The slots of a text generation config."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", arbitrary_types_allowed=True)
 
     settings: TextGenerationSettings = Field(description="what text is generated with")
     text_inference_component: Instance[InferenceComponent] = Field(description="the model that answers prompts")

@@ -1,7 +1,5 @@
 """Door sign of ``models/``: models, their initialisation and compilation, and norms."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Words and nested schemas of the model components; free of torch."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Annotated, Any
 
@@ -65,7 +63,7 @@ class WeightInitTypes(Enum):
 class NestedConfig(BaseModel):
     """Base of schemas inside a component's fields: unknown fields are refused, numbers must be finite."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, extra="forbid", allow_inf_nan=False)
 
 
 class RMSLayerNormFields(NestedConfig):

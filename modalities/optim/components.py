@@ -1,7 +1,5 @@
 """Door sign of ``optim/``: optimizers and learning-rate schedulers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

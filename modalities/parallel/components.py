@@ -1,7 +1,5 @@
 """Door sign of ``parallel/``: the device mesh and the sharding wrappers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,7 +48,7 @@ class DeviceMeshConfig(ComponentConfig):
 class FSDP2MixedPrecisionConfig(BaseModel):
     """Precision of computation and of gradient reduction; parameters are kept as the model made them."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     param_dtype: EnumField[PyTorchDtypes] = Field(description="type that a layer computes in")
     reduce_dtype: EnumField[PyTorchDtypes] = Field(description="type that gradients are reduced in")

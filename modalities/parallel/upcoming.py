@@ -1,7 +1,5 @@
 """Door sign of what existing configs use of ``parallel/`` and this version does not have yet: fields are checked."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AliasChoices, Field

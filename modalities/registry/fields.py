@@ -22,6 +22,7 @@ class ComponentConfig(BaseModel):
     """Base of all component schemas: unknown fields are refused, numbers must be finite."""
 
     model_config = ConfigDict(
+        defer_build=True,
         extra="forbid",
         arbitrary_types_allowed=True,
         protected_namespaces=(),

@@ -1,7 +1,5 @@
 """Door sign of ``tracking/``: who listens to a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

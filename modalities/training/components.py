@@ -1,7 +1,5 @@
 """Door sign of ``training/``: losses, clipping, MFU, and numbers that follow from others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Top level of a training YAML: the slots that a run reads. Free of torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -39,13 +37,13 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class ReferencingKeys(_Section):
     """Names under which tensors travel from the data to the loss."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(defer_build=True, extra="allow")
 
 
 class CudaEnv(_Section):
@@ -59,7 +57,7 @@ class CudaEnv(_Section):
 class Paths(_Section):
     """Paths of the experiment; further names are free."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(defer_build=True, extra="allow")
 
     experiments_root_path: Annotated[Path | None, DefaultFrom("${modalities_env:experiments_root_path}")] = Field(
         None, description="folder of all runs; the command line sets it"
@@ -155,7 +153,7 @@ class Settings(_Section):
 class TrainingRecipe(BaseModel):
     """The slots of a training run, in the order in which they are built."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(defer_build=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
     rules: ClassVar[tuple[Rule, ...]] = TRAINING_RULES
     shared: ClassVar[dict[str, Any]] = {
@@ -197,13 +195,13 @@ class TrainingRecipe(BaseModel):
 class ProfilingSettings(BaseModel):
     """Numbers that the components of a profiling config refer to; all names are free."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(defer_build=True, extra="allow")
 
 
 class ProfilingRecipe(BaseModel):
     """The slots of a config that profiles one component without training."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", arbitrary_types_allowed=True)
 
     settings: ProfilingSettings = Field(default_factory=ProfilingSettings, description="free names")
     steppable_component: Instance[SteppableComponent] = Field(description="what is profiled")
