@@ -55,6 +55,7 @@ def generate(
     tokenizer_path: Path | None = None,
     registry: Registry | None = None,
     imports: tuple[str, ...] = (),
+    overrides: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """Continue a prompt; the pieces of text come as they are drawn.
 
@@ -66,6 +67,7 @@ def generate(
         tokenizer_path: Folder of a tokenizer, instead of the config's.
         registry: With components of one's own.
         imports: Modules and ``.py`` files that register components.
+        overrides: Hydra's override words for the config.
 
     Raises:
         UserError: The checkpoint, its config or the tokenizer is not there, or a sampling value is out of range.
@@ -77,7 +79,8 @@ def generate(
     checkpoint = find_checkpoint(checkpoint_path)
     config = config or _config_of(checkpoint_path, checkpoint.path)
     environment = Environment(config, config.absolute().parent.parent, checkpoint.experiment_id)
-    plan = plan_of(compose_config(ConfigRequest(environment, imports=imports), GenerationRecipe, registry))
+    request = ConfigRequest(environment, overrides, imports=imports)
+    plan = plan_of(compose_config(request, GenerationRecipe, registry))
     if tokenizer_path is not None:
         plan.roots.pop("tokenizer", None)
     recipe = build(plan, GenerationRecipe)

@@ -178,7 +178,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
 
     def record() -> None:
         folder.record(
-            request.config,
+            composed.files,
             composed.text,
             dump_resolved(composed.tree, composed.imports),
             list(request.overrides),

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class RunFolder:
 
     def record(
         self,
-        config_file: Path,
+        config_files: Sequence[Path],
         config_text: str,
         resolved: str,
         overrides: list[str],
@@ -74,7 +75,8 @@ class RunFolder:
         (self.path / "overrides.json").write_text(json.dumps(overrides) + "\n", encoding="utf-8")
         started = {
             **_environment(world_size),
-            "config_file": str(config_file.absolute()),
+            "config_file": str(config_files[0].absolute()),
+            "config_files": [str(file.absolute()) for file in config_files],
             "checkpoint_path": str(checkpoint_path.absolute()),
             "checkpoint_experiment_id": checkpoint_experiment_id,
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modalities.cli.options import import_option
+from modalities.cli.options import import_option, overrides_argument
 
 
 @click.command()
@@ -22,6 +22,7 @@ from modalities.cli.options import import_option
 @click.option("--config", type=click.Path(path_type=Path), default=None, help="Default: the config in the run folder.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), default=None, help="Folder; default: the config's.")
 @import_option
+@overrides_argument
 def generate(
     checkpoint: Path,
     prompt: str,
@@ -33,13 +34,14 @@ def generate(
     config: Path | None,
     tokenizer: Path | None,
     imports: tuple[str, ...],
+    overrides: tuple[str, ...],
 ) -> None:
-    """Continue a text with a trained model."""
+    """Continue a text with a trained model; OVERRIDE changes the config of the model or the tokenizer."""
     from modalities.generate import Sampling
     from modalities.generate import generate as generate_text
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
-    pieces = generate_text(checkpoint, prompt, sampling, config, tokenizer, imports=imports)
+    pieces = generate_text(checkpoint, prompt, sampling, config, tokenizer, imports=imports, overrides=overrides)
     click.echo(prompt, nl=False)
     for piece in pieces:
         click.echo(piece, nl=False)

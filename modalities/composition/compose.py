@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -109,8 +109,11 @@ def compose_config(request: ConfigRequest, recipe: RecipeChoice, registry: Regis
     if DEFAULTS in root.value:
         root, words, files = _compose_defaults(request, root, words, schema, faults)
         _stop_if_unreadable(root, faults)
-        imported += import_named_in(root, faults)
-        schema = Schema(registry or Registry.standard(), chosen if isinstance(recipe, type) else recipe(root))
+        chosen = recipe if isinstance(recipe, type) else recipe(root)
+        if more := import_named_in(root, faults):
+            imported += more
+            schema = Schema(registry or Registry.standard(), chosen)
+        schema = replace(schema, recipe=chosen)
     canonical = expand(root, schema, faults)
     apply_overrides(canonical, words, schema, faults)
     _refuse_unswept(canonical, faults)

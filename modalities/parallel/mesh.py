@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from modalities.exceptions import UserError
-from modalities.parallel.process_group import machine_device, world_size
+from modalities.parallel.process_group import global_rank, machine_device, world_size
 from modalities.parallel.settings import ParallelismDegrees
 
 logger = logging.getLogger(__name__)
@@ -94,5 +94,6 @@ def _usable(device_type: str | None) -> str:
     available = machine_device().type
     if device_type is None or device_type == available or device_type == "cpu":
         return device_type or available
-    logger.warning("no %s device on this machine: the mesh uses %s", device_type, available)
+    if global_rank() == 0:
+        logger.warning("no %s device on this machine: the mesh uses %s", device_type, available)
     return available
