@@ -111,6 +111,8 @@ def test_ctrl_c_ends_the_present_job_and_starts_no_other(config: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # tests that run in the background inherit that interrupts are ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     metrics = config.parent / "runs" / "s" / "job-0" / "metrics.jsonl"
     deadline = time.monotonic() + 60
