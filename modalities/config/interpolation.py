@@ -20,6 +20,9 @@ from modalities.exceptions import ConfigError
 if TYPE_CHECKING:
     from modalities.config.omegaconf_answers import OmegaConfAnswers
 
+MAX_COPIES = 100_000
+"""Beyond this, mappings that copy mappings are a mistake, or an attack."""
+
 _PLAIN_PATH = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[\w-]+|\[\d+\])*)\}")
 _QUESTION = re.compile(rf"\$\{{({'|'.join(Environment.RESOLVERS)}|oc\.env):([\w./-]+)\}}")
 _PART = re.compile(r"\$\{[^${}]*\}")
@@ -42,6 +45,7 @@ class _Resolver:
         self.root, self.environment, self.faults = root, environment, faults
         self.cycles: set[frozenset[str]] = set()
         self.omegaconf: OmegaConfAnswers | None = None
+        self.num_copies = 0
 
     def resolve(self, path: TreePath, node: Node, asked: tuple[str, ...]) -> Node:
         if isinstance(node.value, dict):
@@ -69,6 +73,11 @@ class _Resolver:
             return replace(node, value=BROKEN)  # told where it broke
         if target is None:
             return self._points_nowhere(path, node, target_name, asked)
+        self.num_copies += 1
+        if self.num_copies > MAX_COPIES:
+            if self.num_copies > MAX_COPIES + 1:
+                return replace(node, value=BROKEN)  # told
+            return self._broken(path, node, f"`{node.value}`: interpolations that hold interpolations multiply")
         found = self.resolve(path, target.copy(), (*asked, target_name))
         via = ((node.value, target.best_place if is_component(target) else target.place), *found.via)
         return replace(found, place=node.place, key_place=node.key_place, via=via)

@@ -31,6 +31,16 @@ _PLAIN_TAGS = {
 }
 
 
+MAX_NODES, MAX_DEPTH = 200_000, 100
+"""Beyond this, a file is a mistake, or an attack that lets aliases multiply."""
+
+
+class _Excessive(Exception):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """PyYAML's safe loader that reads floats as OmegaConf does and leaves dates as text."""
 
@@ -81,6 +91,7 @@ class _Reader:
     def __init__(self, name: str, text: str, faults: list[Fault]) -> None:
         self.name, self.text, self.faults = name, text, faults
         self.loader = _Loader(text)
+        self.num_nodes = 0
 
     def read(self) -> Node:
         start = Place(self.name, 1, 1)
@@ -93,6 +104,10 @@ class _Reader:
                 self.faults.append(Fault("yaml-syntax", "the config must be a mapping of names to values", (), start))
                 return Node({}, start)
             return self._convert(root, (), ())
+        except _Excessive as excessive:
+            self.faults.append(excessive.fault)
+        except RecursionError:
+            self.faults.append(Fault("yaml-size", "the file is nested too deep", (), start))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = Place(self.name, mark.line + 1, mark.column + 1) if mark else start
@@ -128,6 +143,11 @@ class _Reader:
         return Place(self.name, node.start_mark.line + 1, node.start_mark.column + 1)
 
     def _convert(self, node: yaml.Node, path: TreePath, parents: tuple[int, ...]) -> Node:
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES or len(parents) > MAX_DEPTH:
+            what = f"has more than {MAX_NODES:,} values" if self.num_nodes > MAX_NODES else "is nested too deep"
+            hint = "aliases that hold aliases multiply" if self.num_nodes > MAX_NODES else ""
+            raise _Excessive(Fault("yaml-size", f"the file {what}", path[:8], self._place(node), hints=[hint]))
         if id(node) in parents:
             self.faults.append(Fault("yaml-alias", "an alias holds itself", path, self._place(node)))
             return Node(None, self._place(node))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from modalities.composition.schema import is_own_entry
 from modalities.config.faults import Fault, errors_of, without_consequences
 from modalities.config.suggestions import did_you_mean, nearest
 from modalities.config.tree import (
@@ -127,7 +128,7 @@ class _Planner:
         wanted = [name for field_name, f in fields.items() for name in names_of(field_name, f) if name in top]
         reads_all = self.recipe.model_config.get("extra") == "allow"
         if reads_all and not fields:
-            wanted = [name for name in top if not _is_own(name)]
+            wanted = [name for name in top if not is_own_entry(name)]
         for name in wanted:
             self._at((name,), top[name], child_annotation(self.recipe, name), top[name].best_place)
         roots = {name: self.visited[(name,)] for name in wanted}
@@ -161,7 +162,7 @@ class _Planner:
         """Check entries that nothing reads: it may be a mistake elsewhere that keeps them from being read."""
         before = len(self.faults)
         for name, node in self.tree.value.items():
-            if (name,) not in self.visited and not _is_own(name):
+            if (name,) not in self.visited and not is_own_entry(name):
                 self._at((name,), node, child_annotation(self.recipe, name), node.best_place)
         self.faults[before:] = [fault for fault in self.faults[before:] if fault.code != "not-available"]
 
@@ -171,7 +172,7 @@ class _Planner:
         is_fine = not errors_of(self.faults)
         read = {name.partition(".")[0] for name in self.reads}
         for name, node in self.tree.value.items():
-            if (name,) in used or name in read or _is_own(name):
+            if (name,) in used or name in read or is_own_entry(name):
                 continue
             if nearest(name, missed, limit=1, cutoff=NEAR_MISS):
                 continue  # the reference that misses it is told
@@ -343,10 +344,6 @@ class _Planner:
         self.faults.append(
             Fault("copied-component", message, component.path, node.place, len(copied), [hint], related, "warning")
         )
-
-
-def _is_own(name: object) -> bool:
-    return name == "user" or str(name).startswith("x-")
 
 
 def _provided(spec: Spec, fields: dict[str, Any]) -> type[Interface]:
