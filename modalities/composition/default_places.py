@@ -20,7 +20,7 @@ from modalities.config.tree import (
     is_component,
     reference_name,
 )
-from modalities.registry.fields import DefaultFrom, annotations_of, marker_of, names_of, slots_of
+from modalities.registry.fields import DefaultFrom, annotations_of, is_section, marker_of, names_of, slots_of
 from modalities.registry.spec import Spec
 
 _PLAIN_KEY = re.compile(r"[\w-]+")
@@ -79,9 +79,8 @@ class _Filler:
         for name, field in section.model_fields.items():
             inside = (*path, name)
             holder = self.root.get(path)
-            nested = _section_of(field.annotation)
-            if nested is not None:
-                self._section(nested, inside)
+            if is_section(field.annotation):
+                self._section(field.annotation, inside)
         for name, annotation, spellings in _fields_with_places(section):
             holder = self.root.get(path)
             if holder is not None and not isinstance(holder.value, dict):
@@ -170,10 +169,6 @@ def _fields_with_places(model: type[BaseModel]) -> list[tuple[str, Any, list[str
             annotation = annotations_of(model)[name]
             found.append((name, annotation, names_of(name, field)))
     return found
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _holds_components(node: Node) -> bool:

@@ -13,7 +13,9 @@ from modalities.config.tree import COMPONENT_KEY, CONFIG, VARIANT_KEY, Key, Node
 from modalities.registry.fields import (
     DefaultFrom,
     annotations_of,
+    bare,
     child_annotation,
+    is_section,
     marker_of,
     names_of,
     slots_of,
@@ -185,9 +187,8 @@ class Schema:
 
 
 def _declared_names(annotation: Any) -> Iterator[str]:
-    if hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    annotation = bare(annotation)
+    if is_section(annotation):
         yield from annotations_of(annotation)
     else:
         for option in typing.get_args(annotation):

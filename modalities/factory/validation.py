@@ -19,7 +19,9 @@ from modalities.registry.fields import (
     Pending,
     Slot,
     annotations_of,
+    bare,
     child_annotation,
+    is_section,
     marker_of,
     slots_of,
 )
@@ -103,10 +105,9 @@ def _loose_scalars(
 
 def _scalars_of(annotation: Any) -> set[type] | None:
     """The numbers and truth values that an annotation takes; None if it takes anything else as well."""
-    if hasattr(annotation, "__metadata__"):
-        if any(isinstance(m, Slot) for m in annotation.__metadata__):
-            return set(SCALARS)
-        annotation = annotation.__origin__
+    if marker_of(annotation, Slot) is not None:
+        return set(SCALARS)
+    annotation = bare(annotation)
     if annotation in SCALARS:
         return {int, float} if annotation is float else {annotation}
     if annotation is type(None):
@@ -303,7 +304,7 @@ def _missing(
 
 def _field_names(schema: Any) -> list[str]:
     """Names that a (possibly optional, possibly annotated) model or union of models declares."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
+    if is_section(schema):
         return list(annotations_of(schema))
     options = getattr(schema, "__args__", ()) or ((schema.__origin__,) if hasattr(schema, "__origin__") else ())
     return [name for option in options for name in _field_names(option)]

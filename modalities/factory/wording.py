@@ -8,6 +8,7 @@ from typing import Any
 
 from modalities.config.suggestions import did_you_mean
 from modalities.config.tree import Node
+from modalities.registry.fields import bare
 
 _NEEDS = {
     ("int_type", "int_parsing", "int_from_float", "int_parsing_size"): "needs a whole number (int)",
@@ -112,8 +113,7 @@ def _is_number(text: str) -> bool:
 
 
 def _tuple_length(annotation: Any) -> int | None:
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
+    annotation = bare(annotation)
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is tuple and ... not in arguments:
         return len(arguments)

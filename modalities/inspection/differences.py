@@ -13,7 +13,7 @@ from modalities.composition.schema import Schema, is_own_entry
 from modalities.config.dumping import value_or_question
 from modalities.config.tree import CONFIG, VARIANT_KEY, Node, Place, TreePath, dotted, is_component, reference_name
 from modalities.config.yaml_writer import scalar_text
-from modalities.registry.fields import child_annotation, names_of
+from modalities.registry.fields import bare, child_annotation, is_section, names_of
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _collect(node: Node, path: TreePath, annotation: Any, schema: Schema, found:
     elif isinstance(node.value, dict):
         for key, child in node.value.items():
             _collect(child, (*path, key), child_annotation(annotation, key), schema, found)
-        section = _section_of(annotation)
-        if section is not None:
+        section = bare(annotation)
+        if is_section(section):
             _fill(section, path, "default", found)
     elif isinstance(node.value, list) and any(isinstance(item.value, dict | list) for item in node.value):
         for index, child in enumerate(node.value):
@@ -126,12 +126,6 @@ def _fill(model: type[BaseModel], path: TreePath, origin: str, found: dict[str, 
             found[default_path] = Leaf(value, Place(origin=origin))
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
 def _defaults(model: type[BaseModel], path: TreePath) -> list[tuple[str, Any]]:
     found = []
     for name, field in model.model_fields.items():
@@ -147,8 +141,7 @@ def _defaults(model: type[BaseModel], path: TreePath) -> list[tuple[str, Any]]:
 
 def _normal(value: Any, annotation: Any) -> Any:
     """Spellings of one value as one: an enum's member name, a whole float as it compares."""
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
+    annotation = bare(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return next((m.name for m in annotation if value in (m.name, m.value)), value)
     return value

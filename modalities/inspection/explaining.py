@@ -22,7 +22,7 @@ from modalities.exceptions import UserError
 from modalities.factory.plan import Plan
 from modalities.inspection.showing import is_by_default
 from modalities.registry.describing import default_text, field_type_text
-from modalities.registry.fields import names_of, slots_of
+from modalities.registry.fields import bare, names_of, slots_of
 
 _MAX_VALUE = 100
 
@@ -126,7 +126,6 @@ def _field_at(schema: Schema, tree: Node, path: TreePath) -> FieldInfo | None:
         owner = spec.config if spec is not None else None
     elif len(path) > 1:
         owner = schema.annotation_at(tree, path[:-1])
-        while hasattr(owner, "__metadata__"):
-            owner = owner.__origin__
+        owner = bare(owner)
     fields: dict[str, FieldInfo] = getattr(owner, "model_fields", {})
     return next((f for field_name, f in fields.items() if name in names_of(field_name, f)), None)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from modalities.composition.schema import Schema
 from modalities.config.tree import COMPONENT_KEY, CONFIG, INSTANCE_KEY, PASS_TYPE, VARIANT_KEY
 from modalities.registry.describing import default_text
-from modalities.registry.fields import annotations_of, names_of, slots_of
+from modalities.registry.fields import annotations_of, bare, is_section, names_of, slots_of
 from modalities.registry.interfaces import Anything, IntValue
 from modalities.registry.spec import Spec
 
@@ -134,8 +134,7 @@ def _options(annotation: Any, schema: Schema) -> list[dict[str, Any]]:
         specs = sorted(schema.registry.fitting(interfaces), key=lambda spec: spec.name)
         options.append({"title": "variant", "enum": sorted({spec.variant for spec in specs})})
         options += [{"$ref": f"#/$defs/{_key(spec)}"} for spec in specs] + [_OVERLAY]
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
+    annotation = bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         for argument in arguments:
@@ -147,7 +146,7 @@ def _options(annotation: Any, schema: Schema) -> list[dict[str, Any]]:
         options.append({"type": "object"})
     elif origin is typing.Literal:
         options.append({"enum": list(arguments)})
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    elif is_section(annotation):
         options.append(_section(annotation, schema))
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         names = [*annotation.__members__, *(str(m.value) for m in annotation)]

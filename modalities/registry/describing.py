@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from modalities.registry.fields import DefaultFrom, Slot
+from modalities.registry.fields import DefaultFrom, Slot, bare, is_section
 
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _WORDS = {
@@ -31,8 +31,7 @@ def type_text(annotation: Any) -> str:
     for marker in getattr(annotation, "__metadata__", ()):
         if isinstance(marker, Slot):
             return f"a {marker.interface.__name__}"
-    if hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
+    annotation = bare(annotation)
     if annotation in _WORDS:
         return _WORDS[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -50,7 +49,7 @@ def type_text(annotation: Any) -> str:
         )
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " | ".join(annotation.__members__)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if is_section(annotation):
         return f"mapping ({', '.join(annotation.model_fields)})"
     return getattr(annotation, "__name__", str(annotation))
 

@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeGuard, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -201,6 +201,18 @@ ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 """A file that must be there when the config is checked."""
 
 
+def bare(annotation: Any) -> Any:
+    """An annotation without its markers."""
+    while hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    return annotation
+
+
+def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether an annotation is a pydantic model, a mapping with fields of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
 def marker_of(annotation: Any, marker: type[M]) -> M | None:
     """The first marker of that kind in an annotation."""
     return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, marker)), None)
@@ -209,8 +221,7 @@ def marker_of(annotation: Any, marker: type[M]) -> M | None:
 def slots_of(annotation: Any) -> tuple[tuple[type[Interface], ...], Any]:
     """Which interfaces an annotation accepts directly, and the annotation of its items if it is a list."""
     direct = [m.interface for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Slot)]
-    if hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
+    annotation = bare(annotation)
     item = None
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -226,9 +237,8 @@ def slots_of(annotation: Any) -> tuple[tuple[type[Interface], ...], Any]:
 
 def child_annotation(annotation: Any, key: str | int) -> Any:
     """The annotation one level down, through nested models, unions, lists and dicts; None where there is none."""
-    if hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    annotation = bare(annotation)
+    if is_section(annotation):
         return annotations_of(annotation).get(str(key))
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):

@@ -157,7 +157,11 @@ CASES = [
     Case("Python tag", "dataloader_tag: train", "dataloader_tag: !!python/object/apply:os.getcwd []"),
     Case("alias that holds itself", "app_state: raw\n", "x-loop: &loop [*loop]\napp_state: raw\n"),
     Case("alias to nothing", "app_state: raw", "app_state: *raw"),
-    Case("aliases that multiply", "app_state: raw\n", "x-a: &a [1,1,1,1,1,1,1,1]\nx-b: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nx-c: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nx-d: &d [*c,*c,*c,*c,*c,*c,*c,*c]\nx-e: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nx-f: [*e,*e,*e,*e,*e,*e,*e,*e]\napp_state: raw\n"),
+    Case(
+        "aliases that multiply",
+        "app_state: raw\n",
+        "x-a: &a [1,1,1,1,1,1,1,1]\nx-b: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nx-c: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nx-d: &d [*c,*c,*c,*c,*c,*c,*c,*c]\nx-e: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nx-f: [*e,*e,*e,*e,*e,*e,*e,*e]\napp_state: raw\n",
+    ),
     Case("nested too deep", "app_state: raw\n", "x-deep: " + "[" * 200 + "]" * 200 + "\napp_state: raw\n"),
     Case("merge of no mapping", "app_state: raw\n", "x-merge: {<<: 3}\napp_state: raw\n"),
     Case("fields beside config", "  config:\n    lr: 0.01", "  weight_decay: 0.1\n  config:\n    lr: 0.01"),

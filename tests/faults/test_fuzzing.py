@@ -30,7 +30,7 @@ REFERENCES = ["${ref:model}", "${ref:}", "${ref:settings}", "${optimizer.lr}", "
 TEXTS = [
     *REFERENCES,
     "${oc.env:HOME}",
-    "${oc.select:settings}",
+    "${oc.select:settings.paths}",
     "dcp",
     "raw",
     "gpt2",
