@@ -14,8 +14,11 @@ from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
 from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
+from modalities.composition.schema import Schema
+from modalities.composition.sweeps import jobs_of
 from modalities.config.dumping import dump_resolved
 from modalities.config.environment import Environment
+from modalities.config.yaml_loader import load_yaml
 from modalities.exceptions import Interrupted, UserError
 from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
@@ -114,6 +117,21 @@ def check(request: RunRequest, registry: Registry | None = None, recipe: RecipeC
         ConfigError: The file cannot be read.
     """
     return plan_of(compose(request, recipe, registry))
+
+
+def jobs_of_sweep(request: RunRequest, recipe: RecipeChoice = TrainingRecipe) -> list[tuple[str, ...]]:
+    """The override words of every job of a request whose overrides give several values.
+
+    Raises:
+        ConfigError: A word is no override, or the file cannot be read.
+    """
+    from modalities.composition.defaults_list import options_of
+
+    def options(key: str) -> list[str]:
+        chosen = recipe if isinstance(recipe, type) else recipe(load_yaml(request.config, []))
+        return options_of(key, request.config, list(request.config_folders), Schema(Registry.standard(), chosen))
+
+    return jobs_of(request.config, request.overrides, options)
 
 
 def plan_of(composed: ComposedConfig) -> Plan:

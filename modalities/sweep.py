@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modalities.composition.sweeps import jobs_of
 from modalities.config.dumping import dump_resolved
 from modalities.config.faults import Fault, errors_of
 from modalities.exceptions import ConfigError, UserError
-from modalities.run import RunRequest, compose, plan_of
+from modalities.run import RunRequest, compose, jobs_of_sweep, plan_of
 from modalities.run_folder import RunFolder, new_experiment_id
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ def prepare(request: RunRequest) -> list[Job]:
         )
     if request.resume != "none":
         raise UserError("--resume goes on with one run; resume a job of a sweep with its own run folder")
-    jobs_words = jobs_of(request.config, request.overrides)
+    jobs_words = jobs_of_sweep(request)
     composed = [compose(request.with_overrides(words)) for words in jobs_words]
     faults: dict[tuple[str, ...], list[Fault]] = {}
     for words, config in zip(jobs_words, composed, strict=True):

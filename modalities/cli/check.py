@@ -47,11 +47,10 @@ def check(
     OVERRIDE is path=value, +path=value to add, ~path to remove, slot=variant to choose a component.
     """
     from modalities.cli.checking import tell_mild
-    from modalities.composition.sweeps import jobs_of
     from modalities.config.faults import raise_on_errors
     from modalities.exceptions import ConfigError
     from modalities.recipes import name_of, recipe_of
-    from modalities.run import RunRequest
+    from modalities.run import RunRequest, jobs_of_sweep
     from modalities.run import check as check_request
 
     recipe = _recipe(recipe_name) or recipe_of
@@ -64,7 +63,7 @@ def check(
         imports=imports,
         num_processes=world_size,
     )
-    jobs = jobs_of(config, overrides) if multirun else [overrides]
+    jobs = jobs_of_sweep(request, recipe) if multirun else [overrides]
     faults, plans = [], []
     for words in jobs:
         try:

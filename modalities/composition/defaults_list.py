@@ -38,6 +38,8 @@ from modalities.registry.spec import Spec
 DEFAULTS = "defaults"
 _AT = "__at__"
 _SUFFIXES = (".yaml", ".yml")
+_MAX_NAME = 200
+"""No folder has a longer name."""
 
 
 def shipped_groups() -> Path:
@@ -190,7 +192,27 @@ def _may_choose_group(word: Word, composition: Composition) -> bool:
 
 
 def _is_group(key: str, composition: Composition) -> bool:
-    return any((folder / key).is_dir() for folder in composition.folders) or bool(_options(key, composition.schema))
+    return _is_folder(key, composition.folders) or bool(_options(key, composition.schema))
+
+
+def _is_folder(key: str, folders: list[Path]) -> bool:
+    return len(key) <= _MAX_NAME and any((folder / key).is_dir() for folder in folders)
+
+
+def options_of(key: str, file: Path, folders: list[Path], schema: Schema) -> list[str]:
+    """What a group can be set to: files of its folders, and components that fit a slot of that name.
+
+    Args:
+        key: The group.
+        file: The config file, beside which groups are looked for first.
+        folders: Further folders with groups.
+        schema: Whose components are options of their slots.
+    """
+    found = [spec.variant for spec in _options(key, schema) if spec.is_available]
+    for folder in (file.parent, *folders, shipped_groups()):
+        if _is_folder(key, [folder]):
+            found += [entry.stem for entry in (folder / key).iterdir() if entry.suffix in _SUFFIXES]
+    return sorted(set(found))
 
 
 def _chooses_group(word: Word, choices: set[str], composition: Composition) -> bool:
@@ -199,7 +221,7 @@ def _chooses_group(word: Word, choices: set[str], composition: Composition) -> b
     key = word.parsed.get_key_element().lstrip("+~")
     if key in choices:
         return True
-    is_folder = any((folder / str(word.parsed.key_or_group)).is_dir() for folder in composition.folders)
+    is_folder = _is_folder(str(word.parsed.key_or_group), composition.folders)
     return is_folder and word.parsed.type in (OverrideType.ADD, OverrideType.FORCE_ADD)
 
 

@@ -106,6 +106,19 @@ def test_forms_may_differ_between_files(write: Write) -> None:
     assert [fault.code for fault in plan_of(_composed()).errors] == ["mixed-form"]
 
 
+def test_the_options_of_a_group_can_be_listed(write: Write) -> None:
+    from modalities.composition.defaults_list import options_of
+    from modalities.composition.schema import Schema
+    from modalities.registry.registry import Registry
+    from modalities.training.recipe import TrainingRecipe
+
+    write("optimizer/fast.yaml", "lr: 1.0\n")
+    schema = Schema(Registry.standard(), TrainingRecipe)
+    assert options_of("optimizer", Path("exp.yaml"), [], schema) == ["adam", "adam_w", "fast", "fsdp1_checkpointed"]
+    assert options_of("parallel", Path("exp.yaml"), [], schema) == ["fsdp1", "fsdp2", "hsdp"]
+    assert options_of("a" * 5000, Path("exp.yaml"), [], schema) == []
+
+
 def test_a_list_without_self_is_a_warning(write: Write) -> None:
     write("exp.yaml", "defaults: [base]\n")
     (warning,) = plan_of(_composed()).faults

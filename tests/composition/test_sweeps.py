@@ -46,6 +46,25 @@ def test_lists_below_sweep_are_swept_as_in_existing_files(file: Path) -> None:
     assert jobs_of(file, ("sweep.n=5",)) == [("sweep.n=5", 'sweep.name="x"')]
 
 
+def test_a_glob_chooses_among_options(file: Path) -> None:
+    options = {"optimizer": ["adam", "adam_w", "fast"]}
+
+    def of(key: str) -> list[str]:
+        return options.get(key, [])
+
+    assert jobs_of(file, ("optimizer=glob(adam*)",), of) == [("optimizer=adam",), ("optimizer=adam_w",)]
+    assert jobs_of(file, ("optimizer=glob(*,exclude=adam*)",), of) == [("optimizer=fast",)]
+    with pytest.raises(ConfigError, match="options: adam, adam_w, fast"):
+        jobs_of(file, ("optimizer=glob(x*)",), of)
+    with pytest.raises(ConfigError, match="among the options of a group"):
+        jobs_of(file, ("optimizer.lr=glob(*)",), of)
+
+
+def test_an_interval_is_no_list_of_values(file: Path) -> None:
+    with pytest.raises(ConfigError, match="an interval has no end of values"):
+        jobs_of(file, ("a=interval(0,1)",))
+
+
 def test_a_word_that_is_none_is_told(file: Path) -> None:
     with pytest.raises(ConfigError, match="it has no `=`"):
         jobs_of(file, ("a=1,2", "b"))
