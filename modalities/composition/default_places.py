@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,7 +21,7 @@ from modalities.config.tree import (
     is_component,
     reference_name,
 )
-from modalities.registry.fields import DefaultFrom, annotations_of, is_section, marker_of, names_of, slots_of
+from modalities.registry.fields import DefaultFrom, annotations_of, bare, is_section, marker_of, names_of, slots_of
 from modalities.registry.spec import Spec
 
 _PLAIN_KEY = re.compile(r"[\w-]+")
@@ -111,6 +112,8 @@ class _Filler:
             node = self.root.get(path) if path is not None else None
             if path is None or node is None or path == asking:
                 continue
+            if isinstance(node.value, dict | list) and _is_enum(annotation):
+                continue  # another variant's field of the same name
             if reference_name(node) is not None or is_component(node) or _holds_components(node):
                 return self._share(node, path, Place(origin=origin))
             if interfaces and isinstance(node.value, str):
@@ -169,6 +172,11 @@ def _fields_with_places(model: type[BaseModel]) -> list[tuple[str, Any, list[str
             annotation = annotations_of(model)[name]
             found.append((name, annotation, names_of(name, field)))
     return found
+
+
+def _is_enum(annotation: Any) -> bool:
+    kind = bare(annotation)
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _holds_components(node: Node) -> bool:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from modalities.composition.imports import IMPORTS
 from modalities.composition.schema import Schema
 from modalities.composition.short_forms import ShortForms, component_node
 from modalities.config.faults import Fault
@@ -85,6 +86,10 @@ def parse_words(texts: tuple[str, ...], faults: list[Fault], *, multirun: bool =
             message = f"`{text}` sets Hydra itself, which does not run here"
             hint = "leave it out; run folders are named by --experiment_id and --experiments_root_path"
             faults.append(Fault("override-hydra", message, (), place, hints=[hint]))
+            continue
+        if str(parsed.key_or_group).partition(".")[0] == IMPORTS:
+            message = f"`{text}` comes too late: modules are imported before overrides are read"
+            faults.append(Fault("import", message, (), place, hints=["give --import MODULE, or --import FILE.py"]))
             continue
         if parsed.is_sweep_override() and not multirun:
             quoted = text.replace("=", "='", 1) + "'"
@@ -362,6 +367,8 @@ def _parser_complaint(text: str) -> str:
     first = re.sub(r"\s*See https?:\S+.*", "", text.strip(), flags=re.DOTALL).split("\n")[0]
     if "missing EQUAL" in first:
         return "it has no `=`"
-    if "token recognition error" in first and ("'" in first or '"' in first):
-        return "a quote is not closed, or stands in the middle of a word"
+    if unread := re.search(r"token recognition error at: '(.)", first):
+        if unread[1] in "'\"":
+            return "a quote is not closed, or stands in the middle of a word"
+        return "a path takes letters, digits, `_` and single dots; other characters stand in a quoted value"
     return first[:1].lower() + first[1:]

@@ -222,7 +222,11 @@ def _fault(
         annotation = child_annotation(annotation, step)
     if kind == "extra_forbidden":
         return _unknown_field(model, location, here, full_path, owner)
-    text = complaint_text(complaint, annotation)
+    if value is None and slots_of(annotation)[0]:
+        kind = "not_component"  # whatever the first way of giving it, or several of it, complains of
+        text = "needs a component"
+    else:
+        text = complaint_text(complaint, annotation)
     if not location:
         return _at("invalid", f"{owner}: {text}", path, _blamed_field(text, node), node, [])
     related: list[tuple[str, Place]] = []

@@ -1,6 +1,6 @@
 """Door sign of ``parallel/``: the device mesh and the sharding wrappers."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,8 +19,8 @@ sign = Sign()
 class DeviceMeshConfig(ComponentConfig):
     """The ranks of the job, laid out along the axes of parallelism."""
 
-    device_type: str | None = Field(
-        None, description="cpu or cuda; by default, and where cuda is absent, the machine's"
+    device_type: Literal["cpu", "cuda", "xpu", "hpu", "npu", "mps"] | None = Field(
+        None, description="by default, and where the one named is absent, the machine's"
     )
     data_parallel_replicate_degree: int = Field(1, description="copies of the sharded model; -1 fills up the world")
     data_parallel_shard_degree: int = Field(description="ranks that share one copy; -1 fills up the world")
