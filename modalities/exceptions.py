@@ -5,6 +5,7 @@ ModalitiesError
 │   ├── ConfigError           the YAML file or an override; carries every fault found
 │   ├── DataError             a data file, an index or a tokenizer
 │   └── CheckpointError       a checkpoint that is absent, incomplete or of another model
+│       └── DamagedCheckpoint one that is not as it was written; an older one may serve
 └── RegistrationError         a component registered twice or wrongly; a programmer's mistake
 
 Interrupted                   the run was asked to stop, saved a checkpoint and ended early
@@ -45,9 +46,22 @@ class CheckpointError(UserError):
     """A checkpoint that is absent, incomplete, or does not fit the model."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not as it was written, found before anything was loaded from it."""
+
+
 class RegistrationError(ModalitiesError):
     """A component was registered twice, or with a signature that cannot serve as a schema."""
 
 
 class Interrupted(ModalitiesError):
-    """The run was asked to stop; everything up to here is saved."""
+    """The run was asked to stop; everything up to here is saved.
+
+    Args:
+        message: What stopped it.
+        is_preemption: Whether a scheduler asked, or a time limit came; for a scheduler this is a good end.
+    """
+
+    def __init__(self, message: str, *, is_preemption: bool = False) -> None:
+        super().__init__(message)
+        self.is_preemption = is_preemption

@@ -8,11 +8,13 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import xxhash
 from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
+from modalities.checkpointing.storage import as_location
 from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
 from modalities.composition.schema import Schema
 from modalities.composition.sweeps import jobs_of
@@ -26,6 +28,9 @@ from modalities.progress import TrainingProgress
 from modalities.registry.registry import Registry
 from modalities.run_folder import RunFolder, find_checkpoint, new_experiment_id, newest_run_of
 from modalities.training.recipe import Settings, TrainingRecipe
+
+if TYPE_CHECKING:
+    from modalities.checkpointing.checkpoint_saving import CheckpointSaving
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ class RunRequest:
         config_folders: Further folders with groups for defaults lists.
         imports: Modules and ``.py`` files that register components.
         num_processes: How many processes the run will have, where no launcher has started them yet.
+        max_time_s: Seconds after which the run saves and stops, if it has a limit.
     """
 
     config: Path
@@ -62,6 +68,7 @@ class RunRequest:
     config_folders: tuple[Path, ...] = ()
     imports: tuple[str, ...] = ()
     num_processes: int | None = None
+    max_time_s: float | None = None
 
     def with_overrides(self, overrides: tuple[str, ...]) -> RunRequest:
         return replace(self, overrides=overrides)
@@ -168,10 +175,10 @@ def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
 
 def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunFolder) -> RunSummary:
     from modalities.checkpointing.resume_state import ResumeState, restore_rng_state, seed_generators
-    from modalities.parallel.process_group import global_rank, machine_device, on_rank_zero, world_size
+    from modalities.parallel.process_group import all_gathered, global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
-    from modalities.training.resuming import resume_, warmstart_state
+    from modalities.training.resuming import resume_newest_, warmstart_state
     from modalities.training.stopping import StopRequest
 
     seed = plan.roots.get("settings", {}).get("seed", Settings.model_fields["seed"].default)
@@ -181,14 +188,19 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     check_consistency(recipe)
     on_rank_zero(folder.create)
     progress = start_progress(settings)
+    saving: CheckpointSaving = recipe.checkpoint_saving
+    saving.config_hash = xxhash.xxh3_128_hexdigest(dump_resolved(composed.tree, composed.imports).encode())
     resume_state: ResumeState | None = warmstart_state(settings)
+    checkpoint: Checkpoint | None = None
     try:
-        checkpoint = on_rank_zero(lambda: _resume_checkpoint(request, recipe))
-        if checkpoint is not None:
-            progress, resume_state = resume_(
-                recipe.app_state, checkpoint, progress, settings, recipe.checkpoint_loading
+        saving.rehearse(recipe.app_state)
+        candidates = on_rank_zero(lambda: _resume_candidates(request, saving))
+        if candidates:
+            checkpoint, progress, resume_state = resume_newest_(
+                recipe.app_state, candidates, progress, settings, recipe.checkpoint_loading
             )
     except UserError:
+        saving.close()
         if global_rank() == 0:
             folder.remove_if_empty()
         raise
@@ -201,8 +213,8 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
             dump_resolved(composed.tree, composed.imports),
             list(request.overrides),
             world_size(),
-            recipe.checkpoint_saving.checkpoint_path,
-            recipe.checkpoint_saving.experiment_id,
+            saving.checkpoint_path,
+            saving.experiment_id,
         )
         metrics.rewind(progress.num_seen_steps)
 
@@ -218,21 +230,21 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         if resume_state is not None:
             restore_rng_state(resume_state)
 
-    stop_request = StopRequest()
+    stop_request = StopRequest(request.max_time_s)
     try:
         with stop_request.listening():
             progress = trainer.train(progress, stop_request, set_random_states)
     finally:
         trainer.close()
-    saving = recipe.checkpoint_saving
+        saving.close()
     has_own = on_rank_zero(lambda: bool(checkpoints_in(saving.checkpoint_path, saving.experiment_id)))
     summary = RunSummary(folder.path, progress, trainer.last_checkpoint, has_own)
+    is_preemption = any(all_gathered(stop_request.is_preemption))
     if global_rank() == 0:
-        _print_summary(request, summary, trainer.last_losses())
+        _print_summary(request, summary, trainer.last_losses(), is_preemption)
     if not progress.is_finished:
-        raise Interrupted(
-            f"stopped by {stop_request.signal_name or 'another rank'} after step {progress.num_seen_steps}"
-        )
+        what = f"{'preempted' if is_preemption else 'stopped'} by {stop_request.reason or 'another rank'}"
+        raise Interrupted(f"{what} after step {progress.num_seen_steps}", is_preemption=is_preemption)
     return summary
 
 
@@ -254,27 +266,27 @@ def _choose_experiment_id(request: RunRequest) -> str:
     return new_experiment_id(request.config)
 
 
-def _resume_checkpoint(request: RunRequest, recipe: TrainingRecipe) -> Checkpoint | None:
-    saving = recipe.checkpoint_saving
+def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Checkpoint]:
+    """Checkpoints that the run may go on from, best first."""
     own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
     if request.resume == "auto":
-        return own[-1] if own else None
+        return own[::-1]
     if request.resume != "none":
-        return find_checkpoint(Path(request.resume))
+        return [find_checkpoint(as_location(request.resume))]
     if own:
         raise UserError(
             f"the run {saving.experiment_id} has checkpoints already, the newest of step "
             f"{own[-1].progress.num_seen_steps} in {saving.checkpoint_path}; "
             "go on from it with --resume auto, or choose another --experiment_id"
         )
-    return None
+    return []
 
 
-def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float]) -> None:
+def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float], is_preemption: bool) -> None:
     from modalities.tracking.console import console
 
     progress = summary.progress
-    what = "finished" if progress.is_finished else "stopped"
+    what = "finished" if progress.is_finished else "preempted" if is_preemption else "stopped"
     console.print(f"\n{what} at step {progress.num_seen_steps} of {progress.num_target_steps}")
     for name, loss in losses.items():
         console.print(f"  {name:<16} {loss:.4f}")

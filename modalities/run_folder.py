@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
+from modalities.checkpointing.storage import absolute, as_location
 from modalities.exceptions import UserError
 
 RUN_FILE = "run.json"
@@ -77,7 +78,7 @@ class RunFolder:
             **_environment(world_size),
             "config_file": str(config_files[0].absolute()),
             "config_files": [str(file.absolute()) for file in config_files],
-            "checkpoint_path": str(checkpoint_path.absolute()),
+            "checkpoint_path": str(absolute(checkpoint_path)),
             "checkpoint_experiment_id": checkpoint_experiment_id,
         }
         history = [*_history(self.path), started]
@@ -98,7 +99,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     history = _history(path)
     if history:
         started = history[-1]
-        found = checkpoints_in(Path(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
+        found = checkpoints_in(as_location(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
         if found:
             return found[-1]
     return locate_checkpoint(path)

@@ -42,6 +42,7 @@ class AppState(Stateful):
         self.lr_scheduler = lr_scheduler
         self.rank_state: dict[str, float] = {}
         self._is_loaded = False
+        self._is_broken = False
 
     @property
     def model(self) -> nn.Module:
@@ -66,11 +67,20 @@ class AppState(Stateful):
             )
         self._is_loaded = True
 
+    def mark_broken(self) -> None:
+        """Note that loading broke off half way: this state is neither the old one nor that of the checkpoint."""
+        self._is_broken = True
+
     def state_dict(self) -> dict[str, Any]:
         """Sharded state with the keys ``model``, ``optimizer`` and, with a scheduler, ``lr_scheduler``.
 
         Reading it does not change the training that follows.
+
+        Raises:
+            CheckpointError: Loading broke off half way.
         """
+        if self._is_broken:
+            raise CheckpointError("loading into this app state broke off half way: build a new one")
         model_state: dict[str, Any] = {}
         for part in self.model_parts:
             model_state |= get_model_state_dict(part)
@@ -102,9 +112,17 @@ class AppState(Stateful):
         if not had_state:
             for key, value in state.items():
                 if key.startswith("state.") and isinstance(value, torch.Tensor):
-                    value.zero_()
+                    _zero_(value)
             self.optimizer.state.clear()
         return state
+
+
+def _zero_(tensor: torch.Tensor) -> None:
+    if hasattr(tensor, "local_shards"):
+        for shard in tensor.local_shards():
+            shard.tensor.zero_()
+    else:
+        tensor.zero_()
 
 
 def make_app_state(

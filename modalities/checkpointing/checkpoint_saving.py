@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving, FSDP1CheckpointSaving
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
-from modalities.checkpointing.retention import CheckpointSavingStrategyIF, SaveEveryKeepMostRecentStrategy
+from modalities.checkpointing.retention import (
+    CheckpointSavingStrategyIF,
+    CombinedCheckpointSavingStrategy,
+    SaveEveryKStepsCheckpointingStrategy,
+    SaveKMostRecentCheckpointsStrategy,
+)
+from modalities.checkpointing.saving.description import RunContext
+from modalities.checkpointing.saving.saver import Mode, SavingOptions
+from modalities.checkpointing.uploading import Uploader
+from modalities.parallel.process_group import on_rank_zero
 from modalities.progress import TrainingProgress
 
 
@@ -26,6 +36,7 @@ class CheckpointSaving:
     ) -> None:
         self.strategy = checkpoint_saving_strategy
         self.execution = checkpoint_saving_execution
+        self.config_hash: str | None = None
 
     @property
     def checkpoint_path(self) -> Path:
@@ -37,38 +48,108 @@ class CheckpointSaving:
         """ID of the experiment whose checkpoints these are."""
         return self.execution.experiment_id
 
-    def save_checkpoint(self, training_progress: TrainingProgress, app_state: AppState) -> Path | None:
+    def rehearse(self, app_state: AppState) -> None:
+        """Find out before the first step whether saving will work; all ranks must call it.
+
+        Raises:
+            CheckpointError: It will not.
+        """
+        if not self.strategy.is_off:
+            self.execution.rehearse(app_state, self.strategy.num_kept)
+
+    def save_checkpoint(
+        self, training_progress: TrainingProgress, app_state: AppState, metrics: Mapping[str, float] | None = None
+    ) -> Path | None:
         """Save if the strategy wants it; all ranks must call it.
 
+        Args:
+            training_progress: Where the run stands.
+            app_state: What is saved.
+            metrics: Of the last evaluation, by name.
+
         Returns:
-            The committed checkpoint, or None if none was due.
+            The checkpoint, which may still be being written, or None if none was due.
+
+        Raises:
+            CheckpointError: It, or the one before, could not be written.
+        """
+        if not self.strategy.should_save(training_progress):
+            return None
+        return self.save_now(training_progress, app_state, metrics)
+
+    def save_now(
+        self, training_progress: TrainingProgress, app_state: AppState, metrics: Mapping[str, float] | None = None
+    ) -> Path | None:
+        """Save though the strategy may not find it due, because the run is about to end."""
+        if self.strategy.is_off:
+            return None
+
+        def retain() -> None:
+            # a newer checkpoint of an earlier history is not this run's to delete
+            newest = training_progress.num_seen_steps
+            saved = [c for c in self.execution.saved_checkpoints() if c.progress.num_seen_steps <= newest]
+            for superseded in self.strategy.to_delete(saved):
+                if superseded.progress.num_seen_steps < newest:
+                    self.execution.delete_checkpoint(superseded.progress)
+
+        self.execution.settle()
+        self.execution.context = RunContext(self.config_hash, dict(metrics or {}))
+        self.execution.after_commit = retain
+        path = self.execution.save_checkpoint(app_state, training_progress)
+        if not self.execution.commits_beside_training:
+            on_rank_zero(retain)
+        return path
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save beside training has failed, as far as this rank knows."""
+        return self.execution.has_failed
+
+    def settle(self, patience_s: float | None = None) -> None:
+        """Wait for a checkpoint that is still being written; all ranks must call it.
+
+        Args:
+            patience_s: No longer than this.
 
         Raises:
             CheckpointError: It could not be written.
         """
-        if not self.strategy.should_save(training_progress):
-            return None
-        return self.save_now(training_progress, app_state)
+        self.execution.settle(patience_s)
 
-    def save_now(self, training_progress: TrainingProgress, app_state: AppState) -> Path | None:
-        """Save though the strategy may not find it due, because the run is about to end."""
-        if self.strategy.is_off:
-            return None
-        committed = self.execution.save_checkpoint(app_state, training_progress)
-        # a newer checkpoint of an earlier history is not this run's to delete
-        saved = [p for p in self.execution.saved_checkpoints() if p.num_seen_steps <= training_progress.num_seen_steps]
-        for superseded in self.strategy.to_delete(saved):
-            if superseded.num_seen_steps < training_progress.num_seen_steps:
-                self.execution.delete_checkpoint(superseded)
-        return committed
+    def close(self) -> None:
+        """Let go of the folder, at the end of a run, be it a good one or not."""
+        self.execution.close()
+
+
+def make_dcp_execution(
+    checkpoint_path: Path,
+    experiment_id: str,
+    global_rank: int,
+    mode: Mode | None,
+    timeout_s: float,
+    upload_to: str | None = None,
+) -> DCPCheckpointSaving:
+    """Builder of ``checkpoint_saving_execution: dcp``."""
+    execution = DCPCheckpointSaving(checkpoint_path, experiment_id, global_rank)
+    execution.options = SavingOptions(mode, timeout_s)
+    if upload_to is not None and global_rank == 0:
+        execution.uploader = Uploader(upload_to)
+    return execution
 
 
 def make_dcp_checkpoint_saving(
-    k: int, every: int, checkpoint_path: Path, global_rank: int, experiment_id: str
+    k: int,
+    every: int,
+    checkpoint_path: Path,
+    global_rank: int,
+    experiment_id: str,
+    mode: Mode | None,
+    timeout_s: float,
+    upload_to: str | None = None,
 ) -> CheckpointSaving:
     """Builder of ``checkpoint_saving: dcp``: saves every ``every`` steps, keeps the ``k`` newest."""
-    execution = DCPCheckpointSaving(checkpoint_path, experiment_id, global_rank)
-    return CheckpointSaving(SaveEveryKeepMostRecentStrategy(every, k), execution)
+    execution = make_dcp_execution(checkpoint_path, experiment_id, global_rank, mode, timeout_s, upload_to)
+    return CheckpointSaving(_every_keep_most_recent(every, k), execution)
 
 
 def make_fsdp1_checkpoint_saving(
@@ -76,4 +157,10 @@ def make_fsdp1_checkpoint_saving(
 ) -> CheckpointSaving:
     """Builder of ``checkpoint_saving: fsdp1``: saves every ``every`` steps, keeps the ``k`` newest."""
     execution = FSDP1CheckpointSaving(checkpoint_path, experiment_id, global_rank)
-    return CheckpointSaving(SaveEveryKeepMostRecentStrategy(every, k), execution)
+    return CheckpointSaving(_every_keep_most_recent(every, k), execution)
+
+
+def _every_keep_most_recent(every: int, k: int) -> CheckpointSavingStrategyIF:
+    return CombinedCheckpointSavingStrategy(
+        [SaveEveryKStepsCheckpointingStrategy(every), SaveKMostRecentCheckpointsStrategy(k)]
+    )

@@ -2,7 +2,7 @@
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -68,6 +68,56 @@ class SaveKMostRecentConfig(ComponentConfig):
 
 @sign.component(
     "checkpoint_saving_strategy",
+    "keep_every_n_steps_strategy",
+    builds=f"{_RETENTION}:KeepEveryNStepsStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class KeepEveryNStepsConfig(ComponentConfig):
+    """Keep milestones for good."""
+
+    n: int = Field(gt=0, description="steps between two checkpoints that are kept")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
+    "keep_best_k_strategy",
+    builds=f"{_RETENTION}:KeepBestKStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class KeepBestKConfig(ComponentConfig):
+    """Keep the checkpoints with the best values of a metric."""
+
+    k: int = Field(gt=0, description="how many are kept")
+    metric: str = Field(min_length=1, description="name of the metric, such as `heldout loss`")
+    best: Literal["lowest", "highest"] = Field("lowest", description="which value is best")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
+    "keep_one_per_period_strategy",
+    builds=f"{_RETENTION}:KeepOnePerPeriodStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class KeepOnePerPeriodConfig(ComponentConfig):
+    """Keep the first checkpoint of every period of time."""
+
+    hours: float = Field(gt=0, description="length of a period, in hours")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
+    "combined_strategy",
+    builds=f"{_RETENTION}:CombinedCheckpointSavingStrategy",
+    provides=CheckpointSavingStrategy,
+)
+class CombinedStrategyConfig(ComponentConfig):
+    """Save when one of several strategies wants it, and keep what one of them wants kept."""
+
+    strategies: list[Instance[CheckpointSavingStrategy]] = Field(min_length=1, description="the strategies")
+
+
+@sign.component(
+    "checkpoint_saving_strategy",
     "save_every_k_steps_checkpointing_strategy",
     builds=f"{_RETENTION}:SaveEveryKStepsCheckpointingStrategy",
     provides=CheckpointSavingStrategy,
@@ -76,6 +126,16 @@ class SaveEveryKStepsConfig(ComponentConfig):
     """Save every k-th step and keep all."""
 
     k: int = Field(gt=0, description="steps between two checkpoints")
+
+
+_MODE = Field(
+    None,
+    description="async writes beside training, sync while training waits; by default async where memory allows",
+)
+_UPLOAD = Field(
+    None, min_length=1, description="folder or URL (s3://…) that committed checkpoints are copied to beside training"
+)
+_TIMEOUT = Field(1800.0, gt=0, description="seconds after which a save has failed")
 
 
 class _FullSavingConfig(ComponentConfig):
@@ -111,6 +171,10 @@ _TAKES_OVER = {
 class DCPFullSavingConfig(_FullSavingConfig):
     """Each rank writes its own shards; the newest checkpoints are kept."""
 
+    mode: Literal["async", "sync"] | None = _MODE
+    timeout_s: float = _TIMEOUT
+    upload_to: str | None = _UPLOAD
+
 
 @sign.component(
     "checkpoint_saving",
@@ -134,10 +198,17 @@ class _SavingExecutionConfig(ComponentConfig):
 
 
 @sign.component(
-    "checkpoint_saving_execution", "dcp", builds=f"{_SAVING}:DCPCheckpointSaving", provides=CheckpointSavingExecution
+    "checkpoint_saving_execution",
+    "dcp",
+    builds="modalities.checkpointing.checkpoint_saving:make_dcp_execution",
+    provides=CheckpointSavingExecution,
 )
 class DCPCheckpointSavingConfig(_SavingExecutionConfig):
     """Each rank writes its own shards into one folder."""
+
+    mode: Literal["async", "sync"] | None = _MODE
+    timeout_s: float = _TIMEOUT
+    upload_to: str | None = _UPLOAD
 
 
 @sign.component(
@@ -151,12 +222,24 @@ class FSDP1CheckpointSavingConfig(_SavingExecutionConfig):
 
 
 @sign.component(
-    "checkpoint_loading", "dcp", builds=f"{_LOADING}:DCPCheckpointLoading", provides=DistributedCheckpointLoading
+    "checkpoint_loading",
+    "dcp",
+    builds=f"{_RESTORING}:make_dcp_loading",
+    provides=DistributedCheckpointLoading,
 )
 class DCPCheckpointLoadingConfig(ComponentConfig):
     """Each rank reads what its shards need from a checkpoint folder."""
 
     global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
+    verify: Literal["full", "sizes", "off"] = Field(
+        "full", description="what is compared with the manifest before anything is loaded: all data, sizes, nothing"
+    )
+    strict: bool = Field(True, description="the checkpoint has every key of the run, and the other way round")
+    include: list[str] | None = Field(
+        None, description="patterns of keys that are loaded, such as `model.transformer.h.*`; by default all"
+    )
+    exclude: list[str] = Field([], description="patterns of keys that are not loaded, such as `optimizer.*`")
+    allow_cast: bool = Field(False, description="convert tensors that are of another type in the checkpoint")
 
 
 @sign.component(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from modalities.checkpointing import paths
+from modalities.checkpointing.manifest import MANIFEST_FILE, Manifest, read_manifest
+from modalities.checkpointing.retention import SavedCheckpoint
+from modalities.checkpointing.storage import as_location, is_remote
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,29 @@ class Checkpoint:
     experiment_id: str
     progress: TrainingProgress
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> Checkpoint:
+        """The DCP checkpoint in a folder, whatever its name."""
+        parsed = paths.parse_checkpoint_name(folder)
+        experiment_id, _, progress = parsed or ("", None, TrainingProgress(0, 0, 0, 0))
+        return cls(folder, experiment_id, progress)
+
     @property
     def is_distributed(self) -> bool:
         """Whether it is a DCP folder."""
         return self.path.is_dir()
+
+    @property
+    def folder(self) -> Path:
+        """What the names in the manifest are relative to."""
+        return self.path if self.is_distributed else self.path.parent
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest, which checkpoints from elsewhere do not have."""
+        if self.is_distributed:
+            return self.path / MANIFEST_FILE
+        return self._sibling(paths.MANIFEST_ENTITY)
 
     @property
     def optimizer_path(self) -> Path:
@@ -60,6 +86,29 @@ def checkpoints_in(folder: Path, experiment_id: str | None = None) -> list[Check
         (c for c in found if experiment_id is None or c.experiment_id == experiment_id),
         key=lambda c: (c.progress, c.path),
     )
+
+
+def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[SavedCheckpoint]:
+    """An experiment's whole checkpoints, as retention sees them, oldest first.
+
+    A damaged one is left out: it neither counts as kept nor is it deleted.
+    """
+    saved = []
+    for checkpoint in checkpoints_in(folder, experiment_id):
+        if checkpoint.is_distributed != is_distributed:
+            continue
+        try:
+            manifest = read_manifest(checkpoint.manifest_path)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+            continue
+        if manifest is None:
+            saved.append(SavedCheckpoint(checkpoint.progress))
+            continue
+        if _has_all_files(checkpoint, manifest):
+            saved_at = datetime.strptime(manifest.saved_at, "%Y-%m-%dT%H:%M:%S%z")
+            saved.append(SavedCheckpoint(checkpoint.progress, saved_at, manifest.metrics))
+    return saved
 
 
 def locate_checkpoint(path: Path) -> Checkpoint:
@@ -96,11 +145,24 @@ def _as_checkpoint(path: Path) -> Checkpoint | None:
         return None
     experiment_id, entity, progress = parsed
     checkpoint = Checkpoint(path, experiment_id, progress)
+    if entity is None and is_remote(path):
+        # what a killed save left in a store of objects lacks its manifest
+        return checkpoint if checkpoint.manifest_path.is_file() else None
     if entity is None:
         return checkpoint if (path / ".metadata").is_file() else None
     if entity == "model":
         return checkpoint if path.is_file() and checkpoint.optimizer_path.is_file() else None
     return None
+
+
+def _has_all_files(checkpoint: Checkpoint, manifest: Manifest) -> bool:
+    for name, record in manifest.files.items():
+        try:
+            if (checkpoint.folder / name).stat().st_size != record.size:
+                return False
+        except OSError:
+            return False
+    return True
 
 
 def _path_in_info(path: Path) -> Path:
@@ -109,4 +171,4 @@ def _path_in_info(path: Path) -> Path:
         target = info.get("checkpoint_folder_path") or info["model_checkpoint_path"]
     except (ValueError, KeyError, AttributeError):
         raise CheckpointError(f"{path} names neither checkpoint_folder_path nor model_checkpoint_path") from None
-    return Path(target)
+    return as_location(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
@@ -10,38 +11,81 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from modalities.checkpointing.app_state import AppState
+from modalities.checkpointing.retention import SavedCheckpoint
+from modalities.checkpointing.saving.description import RunContext
 from modalities.progress import TrainingProgress
 
 
 class CheckpointSavingExecutionABC(ABC):
-    """How checkpoints are written, found and deleted. All ranks call every method together.
+    """How checkpoints are written, found and deleted.
 
     Args:
         checkpoint_path: Folder that holds the checkpoints.
         experiment_id: ID of the experiment, part of every checkpoint's name.
+
+    Attributes:
+        context: What checkpoints tell of the run.
+        after_commit: Called on rank 0 by executions that may commit beside training, after each commit.
     """
 
     checkpoint_path: Path
     experiment_id: str
+    context: RunContext = RunContext()
+    after_commit: Callable[[], None] | None = None
+
+    commits_beside_training = False
+    """Whether it calls ``after_commit`` itself; if not, a checkpoint is committed when ``save_checkpoint`` returns."""
 
     @abstractmethod
     def save_checkpoint(self, app_state: AppState, training_progress: TrainingProgress) -> Path:
-        """Write a checkpoint and make it the last one.
+        """Write a checkpoint and make it the last one; all ranks call it together.
 
         Returns:
-            The committed checkpoint: its folder, or its model file.
+            The checkpoint: its folder, or its model file.
 
         Raises:
-            CheckpointError: It could not be written; nothing is left under its final name.
+            CheckpointError: It, or the one before it, could not be written; nothing is left under its final name.
         """
 
     @abstractmethod
     def delete_checkpoint(self, training_progress: TrainingProgress) -> None:
-        """Remove the checkpoint of that progress; a failure is a warning."""
+        """Remove the checkpoint of that progress; a failure is a warning. Called on rank 0 only."""
 
     @abstractmethod
-    def saved_checkpoints(self) -> list[TrainingProgress]:
-        """Progress of this experiment's checkpoints on disk, oldest first."""
+    def saved_checkpoints(self) -> list[SavedCheckpoint]:
+        """This experiment's whole checkpoints on disk, oldest first. Called on rank 0 only."""
+
+    def rehearse(self, app_state: AppState, num_kept: int | None) -> None:
+        """Find out before the first step whether saving will work; all ranks call it together.
+
+        Args:
+            app_state: That will be saved.
+            num_kept: How many checkpoints will lie on the disk at most, if that is known.
+
+        Raises:
+            CheckpointError: It will not.
+        """
+        return
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save beside training has failed on this rank, as far as is known; costs nothing."""
+        return False
+
+    def settle(self, patience_s: float | None = None) -> None:
+        """Wait for a save that is still being written; all ranks call it together.
+
+        Args:
+            patience_s: No longer than this.
+
+        Raises:
+            CheckpointError: It failed.
+        """
+        return
+
+    def close(self) -> None:
+        """Let go of the folder, at the end of a run; waits for a save that is still being written, and never raises."""
+        return
 
 
 class DistributedCheckpointLoadingIF(ABC):

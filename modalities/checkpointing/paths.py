@@ -18,17 +18,20 @@ CHECKPOINT_STRUCTURE = (
 LAST_CHECKPOINT_INFO = "last_checkpoint_info.json"
 RESUME_STATE_FILE = "resume_state.pt"
 RESUME_STATE_ENTITY = "resume_state"
+MANIFEST_ENTITY = "manifest"
 
 _NAME = re.compile(
-    r"^eid_(?P<experiment_id>.+?)(?:-(?P<entity>model|optimizer|resume_state))?"
+    r"^eid_(?P<experiment_id>.+?)(?:-(?P<entity>model|optimizer|resume_state|manifest))?"
     r"-seen_steps_(?P<num_seen_steps>\d+)-seen_tokens_(?P<num_seen_tokens>\d+)"
-    r"-target_steps_(?P<num_target_steps>\d+)-target_tokens_(?P<num_target_tokens>\d+)(?:\.bin)?$"
+    r"-target_steps_(?P<num_target_steps>\d+)-target_tokens_(?P<num_target_tokens>\d+)(?:\.bin|\.json)?$"
 )
 
 
 def checkpoint_name(experiment_id: str, progress: TrainingProgress, entity: str | None = None) -> str:
     """Name of a DCP folder, or of an FSDP1 file of an entity (``model``, ``optimizer``, …)."""
     structure = CHECKPOINT_FOLDER_STRUCTURE if entity is None else CHECKPOINT_STRUCTURE
+    if entity == MANIFEST_ENTITY:
+        structure = structure.removesuffix(".bin") + ".json"
     return structure.format(
         experiment_id=experiment_id,
         entity=entity,

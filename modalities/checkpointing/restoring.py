@@ -11,11 +11,15 @@ from torch.optim import Optimizer
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint
-from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, read_state_file
+from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, FSDP1CheckpointLoadingIF
-from modalities.checkpointing.key_report import compare_tensors
+from modalities.checkpointing.key_report import compare_keys
+from modalities.checkpointing.reading.load_planner import LoadingOptions
+from modalities.checkpointing.reading.loading import verify_together
 from modalities.checkpointing.resume_state import ResumeState, read_resume_state
+from modalities.checkpointing.safe_reading import read_state_file
 from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading
+from modalities.checkpointing.verification import Level
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1 import load_full_model_state_dict_, load_full_optimizer_state_dict_
 from modalities.parallel.process_group import global_rank, on_rank_zero
@@ -23,7 +27,9 @@ from modalities.parallel.process_group import global_rank, on_rank_zero
 logger = logging.getLogger(__name__)
 
 
-def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: object = None) -> ResumeState | None:
+def restore_(
+    app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: object = None, verify: Level = "full"
+) -> ResumeState | None:
     """Load a checkpoint of either kind into a built app state, in place; all ranks must call it.
 
     Args:
@@ -31,18 +37,21 @@ def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: ob
         checkpoint: What to load.
         checkpoint_loading: Loads a distributed checkpoint, instead of the standard way. Full files are loaded into the
             model as it is wrapped already.
+        verify: How thoroughly full files are checked; a distributed loading decides itself.
 
     Returns:
         Counters and random states, or None if the checkpoint is from elsewhere and has none. The random states are not
         set yet, since what happens until training goes on would use them up.
 
     Raises:
-        CheckpointError: The checkpoint is absent, damaged, or of another model.
+        DamagedCheckpoint: The checkpoint is not as it was written; the app state is as it was.
+        CheckpointError: The checkpoint is absent, or of another model.
     """
     if checkpoint.is_distributed:
         loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
         (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
         return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
+    verify_together(checkpoint, verify)
     resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     _restore_full_files_(app_state, checkpoint)
     if app_state.lr_scheduler is not None:
@@ -75,8 +84,17 @@ def _check_files(checkpoint: Checkpoint) -> None:
     optimizer_state = read_state_file(checkpoint.optimizer_path)
     if not {"state", "param_groups"} <= optimizer_state.keys():
         raise CheckpointError(f"{checkpoint.optimizer_path} holds no optimizer state")
-    stateful = dict.fromkeys(optimizer_state["state"], ())
-    compare_tensors(stateful, {n: () for n in model_state if n in stateful}, checkpoint.path)
+    stateful = optimizer_state["state"]
+    compare_keys(stateful, [name for name in model_state if name in stateful], checkpoint.path)
+
+
+def make_dcp_loading(
+    global_rank: int, verify: Level, strict: bool, include: list[str] | None, exclude: list[str], allow_cast: bool
+) -> DCPCheckpointLoading:
+    """Builder of ``checkpoint_loading: dcp``."""
+    loading = DCPCheckpointLoading(global_rank)
+    loading.options = LoadingOptions(verify, strict, include, exclude, allow_cast)
+    return loading
 
 
 def load_app_state(raw_app_state: AppState, checkpoint_dir_path: Path) -> AppState:

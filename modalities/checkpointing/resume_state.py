@@ -6,6 +6,7 @@ plain values, so that ``torch.load(weights_only=True)`` reads it.
 
 from __future__ import annotations
 
+import io
 import logging
 import random
 from dataclasses import asdict, dataclass
@@ -16,8 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from modalities.durability import atomic_file
-from modalities.exceptions import CheckpointError
+from modalities.exceptions import CheckpointError, DamagedCheckpoint
 from modalities.parallel.process_group import global_rank, machine_device, world_size
 from modalities.progress import TrainingProgress
 
@@ -55,8 +55,8 @@ def collect_resume_state(
     return ResumeState(progress, [rng for rng, _ in gathered], [numbers for _, numbers in gathered], lr_scheduler)
 
 
-def write_resume_state(path: Path, state: ResumeState) -> None:
-    """Write the file atomically."""
+def resume_state_bytes(state: ResumeState) -> bytes:
+    """The file's content."""
     content = {
         "format_version": FORMAT_VERSION,
         "progress": asdict(state.progress),
@@ -64,8 +64,9 @@ def write_resume_state(path: Path, state: ResumeState) -> None:
         "rank_state": state.rank_state,
         "lr_scheduler": state.lr_scheduler,
     }
-    with atomic_file(path) as file:
-        torch.save(content, file)
+    sink = io.BytesIO()
+    torch.save(content, sink)
+    return sink.getvalue()
 
 
 def read_resume_state(path: Path) -> ResumeState | None:
@@ -77,7 +78,7 @@ def read_resume_state(path: Path) -> ResumeState | None:
     if not path.is_file():
         return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
         version = content["format_version"]
         if version > FORMAT_VERSION:
             raise CheckpointError(
@@ -88,7 +89,7 @@ def read_resume_state(path: Path) -> ResumeState | None:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(
+        raise DamagedCheckpoint(
             f"{path} is damaged ({type(error).__name__}); resume from an earlier checkpoint"
         ) from error
 

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
 
 from modalities.exceptions import UserError
 from modalities.progress import TrainingProgress
+
+
+@dataclass(frozen=True, order=True)
+class SavedCheckpoint:
+    """A checkpoint on the disk.
+
+    Args:
+        progress: Counters at the time of saving.
+        saved_at: When, if it tells.
+        metrics: Of the last evaluation before it, by name.
+    """
+
+    progress: TrainingProgress
+    saved_at: datetime | None = field(default=None, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 class CheckpointSavingStrategyIF(ABC):
@@ -21,12 +39,27 @@ class CheckpointSavingStrategyIF(ABC):
         """Whether the user wants no checkpoints at all, not even at the end of a run."""
         return False
 
+    @property
+    def chooses_when(self) -> bool:
+        """Whether it has a say in when checkpoints are written; if not, ``should_save`` is always true."""
+        return True
+
+    @property
+    def chooses_what(self) -> bool:
+        """Whether it has a say in what is kept; if not, ``to_delete`` is always empty."""
+        return True
+
+    @property
+    def num_kept(self) -> int | None:
+        """How many checkpoints are kept at most; None if there is no bound."""
+        return None
+
     @abstractmethod
-    def to_delete(self, saved: Sequence[TrainingProgress]) -> list[TrainingProgress]:
+    def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Which checkpoints may go.
 
         Args:
-            saved: What lies on the disk, oldest first; the last one was just committed.
+            saved: What lies on the disk, oldest first; the last one was just committed and is never deleted.
         """
 
 
@@ -46,29 +79,19 @@ class SaveKMostRecentCheckpointsStrategy(CheckpointSavingStrategyIF):
     def is_off(self) -> bool:
         return self.k == 0
 
+    @property
+    def chooses_when(self) -> bool:
+        return False
+
+    @property
+    def num_kept(self) -> int | None:
+        return self.k if self.k >= 0 else None
+
     def should_save(self, training_progress: TrainingProgress) -> bool:
         return self.k != 0
 
-    def to_delete(self, saved: Sequence[TrainingProgress]) -> list[TrainingProgress]:
+    def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         return list(saved[: -self.k]) if self.k > 0 else []
-
-
-class SaveEveryKeepMostRecentStrategy(SaveKMostRecentCheckpointsStrategy):
-    """Save when the number of steps is a multiple of ``every``, and keep the newest.
-
-    Args:
-        every: Steps between two checkpoints.
-        k: How many are kept; -1 keeps all, 0 saves none.
-    """
-
-    def __init__(self, every: int, k: int) -> None:
-        super().__init__(k)
-        if every < 1:
-            raise UserError(f"every is {every}; it must be at least 1 step")
-        self.every = every
-
-    def should_save(self, training_progress: TrainingProgress) -> bool:
-        return super().should_save(training_progress) and training_progress.num_seen_steps % self.every == 0
 
 
 class SaveEveryKStepsCheckpointingStrategy(CheckpointSavingStrategyIF):
@@ -83,8 +106,123 @@ class SaveEveryKStepsCheckpointingStrategy(CheckpointSavingStrategyIF):
             raise UserError(f"k is {k}; it must be at least 1 step")
         self.k = k
 
+    @property
+    def chooses_what(self) -> bool:
+        return False
+
     def should_save(self, training_progress: TrainingProgress) -> bool:
         return training_progress.num_seen_steps % self.k == 0
 
-    def to_delete(self, saved: Sequence[TrainingProgress]) -> list[TrainingProgress]:
+    def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         return []
+
+
+class _KeepingStrategy(CheckpointSavingStrategyIF):
+    """Has a say only in what is kept."""
+
+    @property
+    def chooses_when(self) -> bool:
+        return False
+
+    def should_save(self, training_progress: TrainingProgress) -> bool:
+        return True
+
+    def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        kept = self.to_keep(saved)
+        return [checkpoint for checkpoint in saved[:-1] if checkpoint not in kept]
+
+    @abstractmethod
+    def to_keep(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        """What this strategy wants kept."""
+
+
+class KeepEveryNStepsStrategy(_KeepingStrategy):
+    """Keep milestones for good: checkpoints whose number of steps is a multiple of n.
+
+    Args:
+        n: Steps between two milestones.
+    """
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise UserError(f"n is {n}; it must be at least 1 step")
+        self.n = n
+
+    def to_keep(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        return [checkpoint for checkpoint in saved if checkpoint.progress.num_seen_steps % self.n == 0]
+
+
+class KeepBestKStrategy(_KeepingStrategy):
+    """Keep the checkpoints with the best values of a metric; of equal ones the newer.
+
+    Args:
+        k: How many.
+        metric: Its name, such as ``heldout loss``.
+        best: Whether the lowest or the highest value is best.
+    """
+
+    def __init__(self, k: int, metric: str, best: Literal["lowest", "highest"] = "lowest") -> None:
+        if k < 1:
+            raise UserError(f"k is {k}; it must be at least 1 checkpoint")
+        self.k, self.metric, self.best = k, metric, best
+
+    @property
+    def num_kept(self) -> int | None:
+        return self.k
+
+    def to_keep(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        sign = 1 if self.best == "lowest" else -1
+        # a value that is no number is nobody's best
+        measured = [c for c in saved if c.metrics.get(self.metric, float("nan")) == c.metrics.get(self.metric)]
+        ranked = sorted(measured, key=lambda c: (sign * c.metrics[self.metric], -c.progress.num_seen_steps))
+        return ranked[: self.k]
+
+
+class KeepOnePerPeriodStrategy(_KeepingStrategy):
+    """Keep the first checkpoint of every period of time, such as one a day.
+
+    Args:
+        hours: Length of a period.
+    """
+
+    def __init__(self, hours: float) -> None:
+        if hours <= 0:
+            raise UserError(f"hours is {hours}; it must be above 0")
+        self.hours = hours
+
+    def to_keep(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        first: dict[int, SavedCheckpoint] = {}
+        for checkpoint in saved:
+            if checkpoint.saved_at is not None:
+                first.setdefault(int(checkpoint.saved_at.timestamp() // (3600 * self.hours)), checkpoint)
+        return list(first.values())
+
+
+class CombinedCheckpointSavingStrategy(CheckpointSavingStrategyIF):
+    """Save when any of the strategies that choose when wants it; keep what any that chooses what wants kept.
+
+    Args:
+        strategies: At least one.
+    """
+
+    def __init__(self, strategies: Sequence[CheckpointSavingStrategyIF]) -> None:
+        if not strategies:
+            raise UserError("strategies is empty; name at least one")
+        self.strategies = list(strategies)
+
+    @property
+    def is_off(self) -> bool:
+        return any(strategy.is_off for strategy in self.strategies)
+
+    @property
+    def num_kept(self) -> int | None:
+        bounds = [strategy.num_kept for strategy in self.strategies if strategy.chooses_what]
+        return None if not bounds or None in bounds else sum(bound for bound in bounds if bound is not None)
+
+    def should_save(self, training_progress: TrainingProgress) -> bool:
+        choosing = [strategy for strategy in self.strategies if strategy.chooses_when]
+        return not self.is_off and (not choosing or any(s.should_save(training_progress) for s in choosing))
+
+    def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        choosing = [strategy.to_delete(saved) for strategy in self.strategies if strategy.chooses_what]
+        return [c for c in saved[:-1] if choosing and all(c in deleted for deleted in choosing)]

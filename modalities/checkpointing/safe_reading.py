@@ -16,7 +16,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
-from modalities.exceptions import CheckpointError
+from modalities.exceptions import CheckpointError, DamagedCheckpoint
+
+METADATA_FILE = ".metadata"
 
 _ALLOWED = {
     ("torch.distributed.checkpoint.metadata", name)
@@ -51,19 +53,55 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint's metadata")
 
 
+def read_metadata_bytes(folder: Path) -> bytes:
+    """A folder's ``.metadata``, not looked into.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    try:
+        return (folder / METADATA_FILE).read_bytes()
+    except FileNotFoundError:
+        message = f"{folder} is no DCP checkpoint, or an unfinished one: it has no {METADATA_FILE}"
+        raise CheckpointError(message) from None
+    except OSError as error:
+        raise CheckpointError(f"{folder / METADATA_FILE} cannot be read: {error.strerror}") from error
+
+
+def parse_metadata(content: bytes, folder: Path) -> Metadata:
+    """Unpickle a ``.metadata`` through an unpickler that admits DCP's own classes only.
+
+    Raises:
+        DamagedCheckpoint: It is damaged, or holds anything else.
+    """
+    file = folder / METADATA_FILE
+    try:
+        metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+    except Exception as error:
+        # a damaged pickle raises whatever its bytes happen to mean
+        raise DamagedCheckpoint(f"{file} is damaged or not to be trusted: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise DamagedCheckpoint(f"{file} is damaged: it holds a {type(metadata).__name__}")
+    return metadata
+
+
+def load_plain(content: io.BytesIO, name: str) -> Any:
+    """Unpickle tensors and plain values, and nothing else.
+
+    Raises:
+        CheckpointError: It holds anything else.
+    """
+    try:
+        return torch.load(content, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"`{name}` of the checkpoint is no plain value and is not unpickled: {error}") from error
+
+
 class SafeFileSystemReader(FileSystemReader):
     """Reads ``.metadata`` through an unpickler that admits DCP's own classes only."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        file = Path(self.path) / ".metadata"
-        try:
-            metadata = _MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.path} is no DCP checkpoint: it has no .metadata") from None
-        except Exception as error:
-            raise CheckpointError(f"{file} is damaged or not to be trusted: {error}") from error
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{file} is damaged: it holds a {type(metadata).__name__}")
+        metadata = parse_metadata(read_metadata_bytes(Path(self.path)), Path(self.path))
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -74,12 +112,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
-        try:
-            loaded = torch.load(value, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                f"`{name}` of the checkpoint is no plain value and is not unpickled: {error}"
-            ) from error
+        loaded = load_plain(value, name)
         # the planner flattens nested state; it then keeps the way back in `mappings`
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[name], loaded)
@@ -97,3 +130,21 @@ def load_on_one_process(state_dict: dict[str, Any], reader: SafeFileSystemReader
         # torch supposes that a process group was forgotten
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(state_dict, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+
+
+def read_state_file(file_path: Path) -> dict[str, Any]:
+    """Read a file of full state without running code from it.
+
+    Raises:
+        CheckpointError: It is absent, damaged or holds more than tensors and plain values.
+    """
+    if not file_path.is_file():
+        raise CheckpointError(f"no such checkpoint file: {file_path}")
+    try:
+        state = torch.load(file_path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"the checkpoint file {file_path} cannot be read: {reason}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
+    return state

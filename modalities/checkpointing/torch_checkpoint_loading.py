@@ -7,18 +7,14 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from modalities.checkpointing.failures import causes_of
-from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import read_state_file
 from modalities.checkpointing.key_report import compare_tensors
-from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
-from modalities.exceptions import CheckpointError
+from modalities.checkpointing.reading.load_planner import LoadingOptions
+from modalities.checkpointing.reading.loading import load_
+from modalities.checkpointing.safe_reading import read_state_file
+from modalities.checkpointing.verification import require_whole_file
 from modalities.models.materialization import materialize_for_loading_
 from modalities.parallel.process_group import machine_device
-
-_MODEL_PREFIX = "app.model."
 
 
 class TorchCheckpointLoading:
@@ -45,29 +41,19 @@ class TorchCheckpointLoading:
         """
         materialize_for_loading_(model)
         if file_path.is_dir():
-            self._load_folder(model, file_path)
+            state = {"app": {"model": model.state_dict()}}
+            options = LoadingOptions(include=["app.model.*"], allow_cast=self.precision is not None)
+            load_(state, file_path, options)
+            model.load_state_dict(state["app"]["model"])
         else:
-            state = read_state_file(file_path)
-            own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-            compare_tensors(own, {name: tuple(tensor.shape) for name, tensor in state.items()}, file_path)
-            model.load_state_dict(state)
+            require_whole_file(file_path)
+            full_state = read_state_file(file_path)
+            if self.precision is not None:
+                full_state = {name: tensor.to(self.precision) for name, tensor in full_state.items()}
+                model.to(self.precision)
+            compare_tensors(model.state_dict(), full_state, file_path)
+            model.load_state_dict(full_state)
         return model.to(device=self.device, dtype=self.precision)
-
-    @staticmethod
-    def _load_folder(model: nn.Module, folder: Path) -> None:
-        reader = SafeFileSystemReader(folder)
-        own = model.state_dict()
-        saved = {
-            name.removeprefix(_MODEL_PREFIX): tuple(metadata.size)
-            for name, metadata in reader.read_metadata().state_dict_metadata.items()
-            if name.startswith(_MODEL_PREFIX) and isinstance(metadata, TensorStorageMetadata)
-        }
-        compare_tensors({name: tuple(tensor.shape) for name, tensor in own.items()}, saved, folder)
-        try:
-            load_on_one_process({"app": {"model": own}}, reader)
-        except CheckpointException as error:
-            raise CheckpointError(f"the checkpoint {folder} cannot be read: {causes_of(error)}") from error
-        model.load_state_dict(own)
 
 
 class _Precision(Protocol):

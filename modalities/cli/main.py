@@ -24,6 +24,7 @@ _COMMANDS = {
     "config": ("modalities.cli.config:config", "Show, compare, draw, explain and upgrade configs."),
     "generate": ("modalities.cli.generate:generate", "Continue a text with a trained model."),
     "components": ("modalities.cli.components:components", "List components, or show one with its fields."),
+    "checkpoint": ("modalities.cli.checkpoint:checkpoint", "List, inspect, verify, compare and mend checkpoints."),
     "data": ("modalities.cli.data:data", "Index and pack training data."),
 }
 
@@ -87,7 +88,7 @@ def _run(words: list[str], debug: bool) -> int:
             time.sleep(1)
         return EXIT_USER_ERROR
     except Interrupted as stopped:
-        return _interrupted(str(stopped))
+        return _interrupted(str(stopped), 0 if stopped.is_preemption else 1)
     except KeyboardInterrupt:
         return _interrupted("interrupted")
     except BrokenPipeError:
@@ -118,10 +119,10 @@ def _report(message: str, debug: bool) -> None:
         click.echo(message if message.startswith(("error", "warning", "\x1b")) else f"error: {message}", err=True)
 
 
-def _interrupted(message: str) -> int:
+def _interrupted(message: str, exit_code: int = 1) -> int:
     if os.environ.get("RANK", "0") == "0":
         click.echo(message, err=True)
-    return 1
+    return exit_code
 
 
 def _mark_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,28 @@ experiment_id_option = click.option(
 
 nproc_option = click.option(
     "--nproc", type=click.IntRange(min=1), default=None, help="Start that many processes on this machine."
+)
+
+
+class _Duration(click.ParamType):
+    """``3600``, ``90m``, ``23h30m`` or ``1d``, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", str(value))
+        if match is None or not any(match.groups()):
+            self.fail(f"{value!r} is no duration: write seconds, or such as 90m, 23h30m, 1d", param, ctx)
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+max_time_option = click.option(
+    "--max-time",
+    "max_time_s",
+    type=_Duration(),
+    default=None,
+    help="Save and stop before so much time has passed, such as 23h30m; for queues with a limit.",
 )
 
 import_option = click.option(

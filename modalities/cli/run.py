@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from modalities.cli.options import experiment_id_option, experiments_root_option, nproc_option, takes_config
+from modalities.cli.options import (
+    experiment_id_option,
+    experiments_root_option,
+    max_time_option,
+    nproc_option,
+    takes_config,
+)
 from modalities.run import RunRequest
 
 
@@ -23,6 +29,7 @@ from modalities.run import RunRequest
     "PATH: go on from that checkpoint or run folder.",
 )
 @nproc_option
+@max_time_option
 @click.option("--multirun", "-m", is_flag=True, help="Run every job of a sweep: optimizer.lr=1e-4,3e-4 gives two.")
 @click.option(
     "--launcher",
@@ -47,6 +54,7 @@ def run(
     experiment_id: str | None,
     resume: str,
     nproc: int | None,
+    max_time_s: float | None,
     multirun: bool,
     launcher: str,
     slurm_parameters: tuple[str, ...],
@@ -65,6 +73,7 @@ def run(
         config_folders=config_folders,
         imports=imports,
         num_processes=nproc,
+        max_time_s=max_time_s,
     )
     if multirun:
         from modalities.cli.multirun import run_sweep
@@ -85,6 +94,7 @@ def run(
     help="A last_checkpoint_info.json; the config reads it as ${warmstart_env:checkpoint_paths}.",
 )
 @nproc_option
+@max_time_option
 def warmstart(
     config: Path,
     config_folders: tuple[Path, ...],
@@ -94,6 +104,7 @@ def warmstart(
     experiment_id: str | None,
     last_checkpoint_info_file_path: Path,
     nproc: int | None,
+    max_time_s: float | None,
 ) -> None:
     """Train on from a checkpoint that the config itself loads."""
     request = RunRequest(
@@ -105,6 +116,7 @@ def warmstart(
         config_folders=config_folders,
         imports=imports,
         num_processes=nproc,
+        max_time_s=max_time_s,
     )
     _start(request, nproc)
 

@@ -132,6 +132,15 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+def all_gathered(value: T) -> list[T]:
+    """What every rank brings, by rank, on every rank; all ranks must call it."""
+    if world_size() == 1:
+        return [value]
+    gathered: list[T | None] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered  # type: ignore[return-value]
+
+
 def fail_together(error: Exception | None) -> None:
     """Raise on every rank if any rank brings an error; all ranks must call it.
 

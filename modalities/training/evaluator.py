@@ -15,6 +15,7 @@ from modalities.data.dataloader import LLMDataLoader
 from modalities.parallel.process_group import world_size
 from modalities.tracking.subscribers import EvaluationResultBatch, ProgressSubscriberIF
 from modalities.training.losses import Loss
+from modalities.training.stopping import StopRequest
 
 
 class Evaluator:
@@ -34,18 +35,30 @@ class Evaluator:
         self.progress_subscriber = progress_subscriber
 
     def evaluate(
-        self, model_parts: list[nn.Module], dataloader: LLMDataLoader, num_train_steps_done: int
-    ) -> EvaluationResultBatch:
+        self,
+        model_parts: list[nn.Module],
+        dataloader: LLMDataLoader,
+        num_train_steps_done: int,
+        stop_request: StopRequest | None = None,
+    ) -> EvaluationResultBatch | None:
         """One pass over the data; all ranks must call it, and all have the same number of batches.
 
+        Args:
+            model_parts: The model.
+            dataloader: The data.
+            num_train_steps_done: Optimizer steps done.
+            stop_request: Asked before each batch.
+
         Returns:
-            The mean loss per target token and the sample rate, over all ranks.
+            The mean loss per target token and the sample rate, over all ranks; None if it was asked to stop.
         """
         start = time.perf_counter()
         # loss sum, targets, samples
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
         with _evaluating(model_parts), torch.no_grad():
             for index, batch in enumerate(dataloader):
+                if stop_request is not None:
+                    stop_request.begin_agreement()
                 batch = batch.to(self.device)
                 with self.autocast():
                     predictions = model_parts[0](batch.samples)
@@ -54,6 +67,8 @@ class Evaluator:
                 totals[1] += self.loss_fn.num_targets(batch.targets)
                 totals[2] += len(batch)
                 self.progress_subscriber.consume_eval_batch(dataloader.dataloader_tag, index + 1, len(dataloader))
+                if stop_request is not None and stop_request.is_agreed():
+                    return None
         if world_size() > 1:
             dist.all_reduce(totals)
         loss_sum, num_targets, num_samples = totals.tolist()

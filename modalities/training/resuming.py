@@ -9,7 +9,8 @@ from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint, locate_checkpoint
 from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
-from modalities.parallel.process_group import on_rank_zero
+from modalities.exceptions import DamagedCheckpoint
+from modalities.parallel.process_group import global_rank, on_rank_zero
 from modalities.progress import TrainingProgress
 from modalities.training.recipe import Settings
 
@@ -45,6 +46,36 @@ def resume_(
         logger.warning("%s has no resume state: random states (dropout) start anew", checkpoint.path)
     reached = replace(seen, num_target_steps=progress.num_target_steps, num_target_tokens=progress.num_target_tokens)
     return reached, resume_state
+
+
+def resume_newest_(
+    app_state: AppState,
+    candidates: list[Checkpoint],
+    progress: TrainingProgress,
+    settings: Settings,
+    checkpoint_loading: object = None,
+) -> tuple[Checkpoint, TrainingProgress, ResumeState | None]:
+    """Load the first checkpoint that is whole, in place; each one passed over is told with the reason.
+
+    Args:
+        app_state: As built.
+        candidates: Best first; at least one.
+        progress: What the config says.
+        settings: Of the run.
+        checkpoint_loading: The config's own way of loading, if it has one.
+
+    Raises:
+        DamagedCheckpoint: None is whole.
+    """
+    for index, checkpoint in enumerate(candidates):
+        try:
+            return checkpoint, *resume_(app_state, checkpoint, progress, settings, checkpoint_loading)
+        except DamagedCheckpoint as error:
+            if index == len(candidates) - 1:
+                raise
+            if global_rank() == 0:
+                logger.warning("%s; going back to the one before it", error)
+    raise AssertionError("there is at least one candidate")
 
 
 def warmstart_state(settings: Settings) -> ResumeState | None:

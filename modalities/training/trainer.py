@@ -180,20 +180,24 @@ class Trainer:
             part.train()
         before_first_step()
         while not progress.is_finished:
-            stop_request.begin_agreement()
+            stop_request.begin_agreement(has_failed=self.checkpoint_saving.has_failed)
             self.step(batches, figures)
             progress = progress.after_step(self.step_profile.num_samples, self.step_profile.num_tokens)
             self.progress_subscriber.consume_train_step(progress)
             if self._is_due(progress, self.intervals.training_log_interval_in_steps):
                 self._log(progress, figures)
+            if stop_request.is_failure_agreed():
+                # a checkpoint that was being written beside training: each rank knows, or is told here
+                self.checkpoint_saving.settle()
             stopping = stop_request.is_agreed()
             if self._is_due(progress, self.intervals.evaluation_interval_in_steps) and not stopping:
-                self._evaluate(progress)
+                stopping = not self._evaluate(progress, stop_request)
             if self._is_due(progress, self.intervals.checkpointing_interval_in_steps) or stopping:
                 self.app_state.rank_state = figures.state()
                 self._save(progress, stopping)
             if stopping:
                 break
+        self.checkpoint_saving.settle()
         return progress
 
     def last_losses(self) -> dict[str, float]:
@@ -272,17 +276,22 @@ class Trainer:
         self._publish(result)
         figures.reset()
 
-    def _evaluate(self, progress: TrainingProgress) -> None:
+    def _evaluate(self, progress: TrainingProgress, stop_request: StopRequest) -> bool:
+        """Whether it came to its end; it breaks off if the run is to stop."""
         for dataloader in self.eval_dataloaders:
-            result = self.evaluator.evaluate(self.app_state.model_parts, dataloader, progress.num_seen_steps)
+            steps = progress.num_seen_steps
+            result = self.evaluator.evaluate(self.app_state.model_parts, dataloader, steps, stop_request)
+            if result is None:
+                return False
             self.last_evaluation[dataloader.dataloader_tag] = result
             self._publish(result)
+        return True
 
     def _save(self, progress: TrainingProgress, whatever_the_strategy: bool) -> None:
         save = self.checkpoint_saving.save_checkpoint
         if whatever_the_strategy or progress.is_finished:
             save = self.checkpoint_saving.save_now
-        self.last_checkpoint = save(progress, self.app_state) or self.last_checkpoint
+        self.last_checkpoint = save(progress, self.app_state, self.last_losses()) or self.last_checkpoint
 
     def _publish(self, result: EvaluationResultBatch) -> None:
         if global_rank() == 0:

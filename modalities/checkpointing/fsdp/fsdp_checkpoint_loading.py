@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import ShardingStrategy as TorchShardingStrategy
 from torch.optim import Optimizer
 
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.failures import causes_of
 from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, FSDP1CheckpointLoadingIF
-from modalities.checkpointing.key_report import compare_tensors
-from modalities.checkpointing.safe_reading import SafeFileSystemReader, SafeLoadPlanner
+from modalities.checkpointing.key_report import compare_keys, compare_tensors
+from modalities.checkpointing.reading.load_planner import LoadingOptions
+from modalities.checkpointing.reading.loading import HalfLoaded, load_
+from modalities.checkpointing.safe_reading import read_state_file
+from modalities.checkpointing.storage import as_location
+from modalities.checkpointing.verification import require_whole_file
 from modalities.exceptions import CheckpointError
 from modalities.models.materialization import materialize_for_loading_
 from modalities.parallel.fsdp1 import load_full_optimizer_state_dict_, shard_model
 from modalities.parallel.gradient_sync import is_sharded
 from modalities.parallel.parameter_names import clean_name
-from modalities.parallel.process_group import fail_together, on_rank_zero
+from modalities.parallel.process_group import on_rank_zero
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 
 
@@ -35,10 +32,14 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
 
     Args:
         global_rank (int): Rank of this process.
+
+    Attributes:
+        options: What is loaded, and how thoroughly the checkpoint is checked; by default all, and fully.
     """
 
     def __init__(self, global_rank: int):
         self.global_rank = global_rank
+        self.options = LoadingOptions()
 
     def load_checkpoint_(self, app_state: AppState, checkpoint_dir_path: Path) -> AppState:
         """Load a checkpoint folder into the app state, in place. The model must be sharded already.
@@ -51,23 +52,19 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
             The app state that was passed.
 
         Raises:
-            CheckpointError: The folder is absent or damaged, or was saved from another model; checked before a tensor
-                of the app state is touched.
+            CheckpointError: The folder is absent or damaged, or was saved from another model; the app state is as it
+                was.
+            HalfLoaded: Reading failed though the checkpoint had been found whole; the app state is of no more use.
         """
         if app_state.is_loaded:
             app_state.mark_loaded()
-        reader = SafeFileSystemReader(checkpoint_dir_path)
-        problem: Exception | None = None
+        state = {"app": app_state.state_dict()}
         try:
-            _check_folder(checkpoint_dir_path)
-            _check_fit({"app": app_state.state_dict()}, reader.read_metadata(), checkpoint_dir_path)
-        except CheckpointError as error:
-            problem = error
-        fail_together(problem)
-        try:
-            dcp.load({"app": app_state}, storage_reader=reader, planner=SafeLoadPlanner())
-        except CheckpointException as error:
-            raise CheckpointError(f"the checkpoint {checkpoint_dir_path} cannot be read: {causes_of(error)}") from error
+            load_(state, as_location(checkpoint_dir_path), self.options)
+        except HalfLoaded:
+            app_state.mark_broken()
+            raise
+        app_state.load_state_dict(state["app"])
         return app_state
 
 
@@ -111,9 +108,9 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         materialize_for_loading_(model)
 
         def load() -> None:
+            require_whole_file(file_path)
             state = read_state_file(file_path)
-            own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-            compare_tensors(own, {name: tuple(tensor.shape) for name, tensor in state.items()}, file_path)
+            compare_tensors(model.state_dict(), state, file_path)
             model.load_state_dict(state)
 
         on_rank_zero(load)
@@ -135,53 +132,12 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         read: dict[str, Any] = {}
 
         def load() -> None:
+            require_whole_file(file_path)
             read.update(read_state_file(file_path))
             if not {"state", "param_groups"} <= read.keys():
                 raise CheckpointError(f"{file_path} holds no optimizer state; is it the model's file?")
             names = {clean_name(name) for name, p in model.named_parameters() if p.requires_grad}
-            compare_tensors(dict.fromkeys(names, ()), dict.fromkeys(read["state"], ()), file_path)
+            compare_keys(names, read["state"], file_path)
 
         on_rank_zero(load)
         load_full_optimizer_state_dict_(model, optimizer, read)
-
-
-def read_state_file(file_path: Path) -> dict[str, Any]:
-    """Read a file of full state without running code from it.
-
-    Raises:
-        CheckpointError: It is absent, damaged or holds more than tensors and plain values.
-    """
-    if not file_path.is_file():
-        raise CheckpointError(f"no such checkpoint file: {file_path}")
-    try:
-        state = torch.load(file_path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"the checkpoint file {file_path} cannot be read: {reason}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
-    return state
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.exists():
-        raise CheckpointError(f"no such checkpoint: {folder}")
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; a DCP checkpoint is a folder")
-    if not (folder / ".metadata").is_file():
-        raise CheckpointError(f"{folder} is no DCP checkpoint, or an unfinished one: it has no .metadata")
-
-
-def _check_fit(state: dict[str, Any], metadata: Metadata, folder: Path) -> None:
-    """Compare names and shapes before a byte of data is read."""
-    own, _ = flatten_state_dict(state)
-    saved = metadata.state_dict_metadata
-    shapes = {name: tuple(value.shape) for name, value in own.items() if isinstance(value, torch.Tensor)}
-    saved_shapes = {name: tuple(m.size) for name, m in saved.items() if isinstance(m, TensorStorageMetadata)}
-    compare_tensors(shapes, {n: s for n, s in saved_shapes.items() if n in shapes or n.startswith("app.")}, folder)
-    absent = [name for name in own if name not in saved]
-    if absent:
-        raise CheckpointError(
-            f"the checkpoint {folder} lacks {len(absent)} values that this run needs, such as {', '.join(absent[:5])}; "
-            "is the optimizer or the learning-rate scheduler another one?"
-        )

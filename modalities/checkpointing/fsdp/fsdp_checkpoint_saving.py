@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-import shutil
+import json
+import logging
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from modalities import durability
 from modalities.checkpointing import paths
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.commit import commit_folder, discard, remove, write_json
-from modalities.checkpointing.failures import causes_of
+from modalities.checkpointing.discovery import saved_in
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
-from modalities.checkpointing.resume_state import collect_resume_state, write_resume_state
-from modalities.durability import atomic_file, temporary_path
+from modalities.checkpointing.lock import lock, unlock
+from modalities.checkpointing.manifest import FileRecord
+from modalities.checkpointing.rehearsal import rehearse_space, rehearse_writing
+from modalities.checkpointing.resume_state import ResumeState, collect_resume_state, resume_state_bytes
+from modalities.checkpointing.retention import SavedCheckpoint
+from modalities.checkpointing.safe_reading import read_state_file
+from modalities.checkpointing.saving.checksummed_file import ChecksummedFile
+from modalities.checkpointing.saving.description import describe, mesh_of, tensor_record, tensors_in
+from modalities.checkpointing.saving.full_files import save_full_model, save_full_optimizer
+from modalities.checkpointing.saving.saver import DistributedSaver, SaveTimes, SavingOptions, WrittenState
+from modalities.checkpointing.storage import (
+    Destination,
+    RenamedFolder,
+    absolute,
+    as_location,
+    commit_names,
+    destination_of,
+    discard,
+    is_remote,
+    remove,
+    sweep,
+    write_pointer,
+)
+from modalities.checkpointing.uploading import Uploader
+from modalities.durability import temporary_path, write_file
 from modalities.exceptions import CheckpointError
-from modalities.parallel.fsdp1 import full_model_state_dict, full_optimizer_state_dict
 from modalities.parallel.process_group import on_rank_zero
 from modalities.progress import TrainingProgress
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_AT_FAILURE_S = 60
 
 
 class CheckpointingEntityType(Enum):
@@ -38,50 +63,92 @@ class CheckpointingEntityType(Enum):
 
 
 class DCPCheckpointSaving(CheckpointSavingExecutionABC):
-    """Saves through ``torch.distributed.checkpoint``: each rank writes its own shards into one folder.
+    """Saves in the layout of ``torch.distributed.checkpoint``: each rank writes its own shards into one folder.
 
     Works with FSDP2, FSDP1 and unsharded models. The folder appears under its name when it is whole.
 
     Args:
-        checkpoint_path (Path): Folder that holds the checkpoints.
+        checkpoint_path (Path): Folder that holds the checkpoints, or an fsspec URL.
         experiment_id (str): ID of the experiment.
         global_rank (int): Rank of this process.
+
+    Attributes:
+        options: How; by default ``save_checkpoint`` returns when the checkpoint is committed.
+        uploader: Copies committed checkpoints elsewhere, on rank 0.
     """
 
     CHECKPOINT_FOLDER_STRUCTURE = paths.CHECKPOINT_FOLDER_STRUCTURE
 
+    commits_beside_training = True
+
     def __init__(self, checkpoint_path: Path, experiment_id: str, global_rank: int):
-        self.checkpoint_path = checkpoint_path
+        self.checkpoint_path = as_location(checkpoint_path)
         self.experiment_id = experiment_id
         self.global_rank = global_rank
+        self.options = SavingOptions()
+        self.uploader: Uploader | None = None
+        self._saver: DistributedSaver | None = None
 
     def save_checkpoint(self, app_state: AppState, training_progress: TrainingProgress) -> Path:
+        if self._saver is None:
+            self._saver = DistributedSaver(self.options)
+            on_rank_zero(lambda: _make_folder(self.checkpoint_path))
         final = self._folder(training_progress)
-        temporary = temporary_path(final)
-        on_rank_zero(lambda: _prepare(temporary))
-        try:
-            # single_file_per_rank and fsync are torch's defaults; overwriting never happens in a fresh folder
-            dcp.save({"app": app_state}, storage_writer=dcp.FileSystemWriter(temporary, overwrite=False))
-        except CheckpointException as error:
-            on_rank_zero(lambda: remove(temporary))
-            raise CheckpointError(f"the checkpoint {final} could not be written: {causes_of(error)}") from error
         resume_state = collect_resume_state(training_progress, app_state.rank_state)
+        context, mesh, saver = self.context, mesh_of(app_state.model_parts), self._saver
 
-        def commit() -> None:
-            write_resume_state(temporary / paths.RESUME_STATE_FILE, resume_state)
-            commit_folder(temporary, final)  # the commit point: from here on the checkpoint exists
-            info = {"checkpoint_folder_path": str(final.absolute())}
-            write_json(self.checkpoint_path / paths.LAST_CHECKPOINT_INFO, info)
+        def commit(written: WrittenState) -> None:
+            destination, files = written.destination, written.files
+            name = paths.RESUME_STATE_FILE
+            files[name] = _write(destination.working / name, destination, resume_state_bytes(resume_state))
+            tensors = tensors_in(written.metadata)
+            manifest = describe("dcp", self.experiment_id, training_progress, context, mesh, files, tensors)
+            destination.commit(manifest.to_bytes())
+            _point_at(self.checkpoint_path, {"checkpoint_folder_path": final})
 
-        on_rank_zero(lambda: _writing(final, commit))
+        def after_commit(times: SaveTimes) -> None:
+            _report(final, times)
+            if self.uploader is not None:
+                self.uploader.add(final)
+            if self.after_commit is not None:
+                self.after_commit()
+
+        def place(save_id: str) -> Destination:
+            return destination_of(final, save_id)
+
+        saver.save({"app": app_state.state_dict()}, place, commit, after_commit)
+        if saver.copies_beside_training:
+            _wait_before_step(app_state, saver.wait_for_snapshot)
         return final
 
     def delete_checkpoint(self, training_progress: TrainingProgress) -> None:
-        if self.global_rank == 0:
-            discard(self._folder(training_progress))
+        folder = self._folder(training_progress)
+        if self.uploader is None or not self.uploader.needs(folder):
+            discard(folder)
 
-    def saved_checkpoints(self) -> list[TrainingProgress]:
-        return on_rank_zero(lambda: _saved(self.checkpoint_path, self.experiment_id, None))
+    def saved_checkpoints(self) -> list[SavedCheckpoint]:
+        return saved_in(self.checkpoint_path, self.experiment_id, is_distributed=True)
+
+    def rehearse(self, app_state: AppState, num_kept: int | None) -> None:
+        _rehearse(self, app_state, num_kept)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._saver is not None and self._saver.has_failed
+
+    def settle(self, patience_s: float | None = None) -> None:
+        if self._saver is not None:
+            self._saver.settle(patience_s)
+
+    def close(self) -> None:
+        try:
+            # what is still in flight here was cut off by a failure elsewhere: the other ranks may be gone
+            self.settle(_PATIENCE_AT_FAILURE_S)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+        if self.uploader is not None:
+            self.uploader.close()
+        _release(self)
 
     def _folder(self, progress: TrainingProgress) -> Path:
         return self.checkpoint_path / paths.checkpoint_name(self.experiment_id, progress)
@@ -90,7 +157,8 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
 class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
     """Saves full state dicts of an FSDP1 model and its optimizer, each in a file that rank 0 writes.
 
-    The whole state passes through rank 0's memory; DCPCheckpointSaving does without.
+    One FSDP unit at a time passes through rank 0's memory; training waits meanwhile. The model's file is named last: it
+    decides whether the checkpoint is there.
 
     Args:
         checkpoint_path (Path): Folder that holds the checkpoints.
@@ -104,6 +172,7 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         self.checkpoint_path = checkpoint_path
         self.experiment_id = experiment_id
         self.global_rank = global_rank
+        self._is_open = False
 
     def save_checkpoint(self, app_state: AppState, training_progress: TrainingProgress) -> Path:
         model = app_state.model
@@ -112,76 +181,164 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
                 f"checkpoint_saving_execution fsdp1 needs a `model: fsdp1_wrapped`, got a {type(model).__name__}; "
                 "use the variant dcp"
             )
-        model_path = self._file(training_progress, CheckpointingEntityType.MODEL.value)
-        optimizer_path = self._file(training_progress, CheckpointingEntityType.OPTIMIZER.value)
-        on_rank_zero(lambda: _writing(model_path, lambda: self.checkpoint_path.mkdir(parents=True, exist_ok=True)))
+        if is_remote(as_location(self.checkpoint_path)):
+            raise CheckpointError(
+                f"{self.checkpoint_path} is a URL: checkpoint_saving_execution fsdp1 writes to file systems only; "
+                "use the variant dcp"
+            )
+        if not self._is_open:
+            on_rank_zero(lambda: _make_folder(self.checkpoint_path))
+            self._is_open = True
         scheduler = app_state.lr_scheduler
         resume_state = collect_resume_state(
             training_progress, app_state.rank_state, scheduler.state_dict() if scheduler else None
         )
-        optimizer_state = full_optimizer_state_dict(model, app_state.optimizer)
+        names = {entity: self._file(training_progress, entity) for entity in _FILES_OF_FSDP1}
+        temporary = {entity: temporary_path(final) for entity, final in names.items()}
+        try:
+            self._write_and_commit(app_state, model, training_progress, resume_state, names, temporary)
+        except (OSError, CheckpointError) as error:
+            if self.global_rank == 0:
+                for path in temporary.values():
+                    remove(path)
+            raise _cannot_write(names["model"], error) from error
+        return names["model"]
 
-        def write_all_but_the_model() -> None:
-            write_resume_state(self._file(training_progress, paths.RESUME_STATE_ENTITY), resume_state)
-            _save(optimizer_state, optimizer_path)
+    def _write_and_commit(
+        self,
+        app_state: AppState,
+        model: FullyShardedDataParallel,
+        progress: TrainingProgress,
+        resume_state: ResumeState,
+        names: dict[str, Path],
+        temporary: dict[str, Path],
+    ) -> None:
+        opener = RenamedFolder(names["model"], "")
+        records: dict[str, FileRecord | None] = {}
 
-        on_rank_zero(lambda: _writing(optimizer_path, write_all_but_the_model))
-        model_state = full_model_state_dict(model)
+        def write_small_files() -> None:
+            for path in temporary.values():
+                remove(path)
+            records["resume_state"] = _write(temporary["resume_state"], opener, resume_state_bytes(resume_state))
+
+        on_rank_zero(write_small_files)
+        records["optimizer"] = save_full_optimizer(model, app_state.optimizer, temporary["optimizer"], opener)
+        records["model"] = save_full_model(model, temporary["model"], opener)
 
         def commit() -> None:
-            _save(model_state, model_path)  # the commit point: without its model file a checkpoint does not exist
-            info = {
-                "model_checkpoint_path": str(model_path.absolute()),
-                "optimizer_checkpoint_path": str(optimizer_path.absolute()),
-            }
-            write_json(self.checkpoint_path / paths.LAST_CHECKPOINT_INFO, info)
+            files = {names[entity].name: record for entity, record in records.items() if record is not None}
+            state = read_state_file(temporary["model"])
+            tensors = {key: tensor_record(tensor.dtype, tensor.shape) for key, tensor in state.items()}
+            manifest = describe("fsdp1", self.experiment_id, progress, self.context, {}, files, tensors)
+            write_file(temporary["manifest"], manifest.to_bytes())
+            commit_names([(temporary[entity], names[entity]) for entity in _FILES_OF_FSDP1])
+            pointed = {f"{entity}_checkpoint_path": names[entity] for entity in ("model", "optimizer")}
+            _point_at(self.checkpoint_path, pointed)
 
-        on_rank_zero(lambda: _writing(model_path, commit))
-        return model_path
+        on_rank_zero(commit)
 
     def delete_checkpoint(self, training_progress: TrainingProgress) -> None:
-        if self.global_rank != 0:
-            return
-        entities = [e.value for e in CheckpointingEntityType] + [paths.RESUME_STATE_ENTITY]
-        for entity in entities:
+        # the model's file first: without it the rest is no checkpoint
+        for entity in reversed(_FILES_OF_FSDP1):
             file = self._file(training_progress, entity)
             if file.exists() or entity == CheckpointingEntityType.MODEL.value:
                 discard(file)
 
-    def saved_checkpoints(self) -> list[TrainingProgress]:
-        model = CheckpointingEntityType.MODEL.value
-        return on_rank_zero(lambda: _saved(self.checkpoint_path, self.experiment_id, model))
+    def saved_checkpoints(self) -> list[SavedCheckpoint]:
+        return saved_in(self.checkpoint_path, self.experiment_id, is_distributed=False)
+
+    def rehearse(self, app_state: AppState, num_kept: int | None) -> None:
+        _rehearse(self, app_state, num_kept)
+
+    def close(self) -> None:
+        _release(self)
 
     def _file(self, progress: TrainingProgress, entity: str) -> Path:
         return self.checkpoint_path / paths.checkpoint_name(self.experiment_id, progress, entity)
 
 
-def _prepare(temporary: Path) -> None:
-    """An empty folder under the temporary name; what a killed save left there goes."""
-
-    def make() -> None:
-        if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir(parents=True)
-
-    _writing(temporary, make)
+_FILES_OF_FSDP1 = ("optimizer", paths.RESUME_STATE_ENTITY, paths.MANIFEST_ENTITY, "model")
+"""In the order in which they get their names; the last one decides."""
 
 
-def _writing(path: Path, work: Any) -> None:
+def _make_folder(folder: Path) -> None:
     try:
-        work()
+        if not is_remote(folder):
+            durability.layer.make_folder(folder)
     except OSError as error:
-        raise CheckpointError(f"cannot write the checkpoint {path}: {error.strerror}") from error
+        raise _cannot_write(folder, error) from error
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
-    with atomic_file(path) as file:
-        torch.save(state, file)
+def _take_folder(folder: Path, experiment_id: str) -> None:
+    """Make the folder, take it for this run, and clean up after one that was killed."""
+    _make_folder(folder)
+    try:
+        lock(folder, experiment_id)
+        for told in sweep(folder, experiment_id):
+            logger.warning("%s", told)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
 
 
-def _saved(folder: Path, experiment_id: str, entity: str | None) -> list[TrainingProgress]:
-    if not folder.is_dir():
-        return []
-    parsed = (paths.parse_checkpoint_name(path) for path in folder.iterdir())
-    found = [p for p in parsed if p is not None and p[:2] == (experiment_id, entity)]
-    return sorted(progress for _, _, progress in found)
+def _release(execution: DCPCheckpointSaving | FSDP1CheckpointSaving) -> None:
+    if execution.global_rank == 0:
+        unlock(execution.checkpoint_path, execution.experiment_id)
+
+
+def _rehearse(
+    execution: DCPCheckpointSaving | FSDP1CheckpointSaving, app_state: AppState, num_kept: int | None
+) -> None:
+    folder = execution.checkpoint_path
+    on_rank_zero(lambda: _take_folder(folder, execution.experiment_id))
+    rehearse_writing(folder, execution.experiment_id)
+    there = on_rank_zero(lambda: _num_bytes_in(folder))
+    rehearse_space(folder, app_state, num_kept, there)
+
+
+def _num_bytes_in(folder: Path) -> int:
+    if is_remote(folder):
+        return 0
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
+def _write(path: Path, destination: Destination, content: bytes) -> FileRecord:
+    with ChecksummedFile(path, destination) as file:
+        file.write(content)
+        return file.record()
+
+
+def _point_at(folder: Path, named: dict[str, Path]) -> None:
+    info = {key: str(absolute(path)) for key, path in named.items()}
+    write_pointer(folder / paths.LAST_CHECKPOINT_INFO, json.dumps(info, indent=2).encode() + b"\n")
+
+
+def _report(final: Path, times: SaveTimes) -> None:
+    rate = times.num_bytes / 1e9 / times.write_s if times.write_s else 0.0
+    logger.info(
+        "committed %s: %.1f MB a rank; training waited %.3f s (snapshot %.3f s); written in %.3f s (%.2f GB/s), "
+        "committed %.3f s later",
+        final.name,
+        times.num_bytes / 1e6,
+        times.blocked_s,
+        times.snapshot_s,
+        times.write_s,
+        rate,
+        times.commit_s,
+    )
+
+
+def _wait_before_step(app_state: AppState, wait: Callable[[], None]) -> None:
+    """Let the next optimizer step wait for the copy that an accelerator makes beside it, once."""
+
+    def hook(*_: Any) -> None:
+        wait()
+        handle.remove()
+
+    handle = app_state.optimizer.register_step_pre_hook(hook)
+
+
+def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if cause.startswith("cannot write the checkpoint"):
+        return CheckpointError(cause)
+    return CheckpointError(f"cannot write the checkpoint {path}: {cause}")

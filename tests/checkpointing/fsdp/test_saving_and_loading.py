@@ -211,8 +211,8 @@ def _save_with_one_rank_failing(config: Path, root: Path, folder: Path) -> tuple
     app_state = _build(config, root).app_state
     saving.save_checkpoint(app_state, TrainingProgress(1, 64, 8, 512))
     if dist.get_rank() == 1:
-        # this rank's files cannot grow any more, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        # this rank's files cannot grow further, as on a full disk; the ranks' own store, a file here, still can
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     with pytest.raises(CheckpointError) as failure:
         saving.save_checkpoint(app_state, TrainingProgress(2, 128, 8, 512))
     dist.barrier()

@@ -1,0 +1,197 @@
+"""Mending what lies on disk: manifests for checkpoints that have none, and the pointer to the last checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modalities.checkpointing import paths
+from modalities.checkpointing.catalogue import Catalogue, Entry, files_of, modified_at, num_writing_ranks, prove
+from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.manifest import FileRecord, Manifest, TensorRecord
+from modalities.checkpointing.storage import is_remote, write_pointer
+from modalities.checkpointing.verification import Finding, checksum_of
+from modalities.durability import TEMPORARY_PREFIX
+from modalities.exceptions import CheckpointError
+from modalities.progress import TrainingProgress
+
+if TYPE_CHECKING:
+    from modalities.checkpointing.comparison import TensorSource
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What became of the pointer.
+
+    Args:
+        pointer: The file.
+        chosen: The checkpoint that it names now; None if none is good, and the file is as it was.
+        skipped: Newer ones, which it does not name, newest first.
+    """
+
+    pointer: Path
+    chosen: Entry | None
+    skipped: list[Entry]
+
+
+def checkpoint_to_adopt(location: Path) -> Checkpoint:
+    """The checkpoint at a path, if it has no manifest.
+
+    Args:
+        location: A DCP folder or an FSDP1 model file.
+
+    Raises:
+        CheckpointError: It is no checkpoint, has no name of one, or has a manifest already.
+    """
+    if not location.exists():
+        raise CheckpointError(f"no such checkpoint: {location}")
+    is_folder = location.is_dir()
+    if is_folder and not (location / ".metadata").is_file():
+        raise CheckpointError(f"{location} is no DCP checkpoint: it has no .metadata; give the checkpoint's own folder")
+    parsed = paths.parse_checkpoint_name(location)
+    if parsed is None or (parsed[1] is None) != is_folder or parsed[1] not in (None, "model"):
+        rule = paths.CHECKPOINT_FOLDER_STRUCTURE if is_folder else paths.CHECKPOINT_STRUCTURE
+        raise CheckpointError(
+            f"{location} is not named like a checkpoint, so its experiment and its step are unknown; "
+            f"rename it to {rule}" + ("" if is_folder else " with the entity `model`, its optimizer's file likewise")
+        )
+    checkpoint = Checkpoint(location, parsed[0], parsed[2])
+    if not is_folder and not checkpoint.optimizer_path.is_file():
+        raise CheckpointError(
+            f"{location} is half a checkpoint: there is no {checkpoint.optimizer_path.name} beside it"
+        )
+    if checkpoint.manifest_path.exists():
+        raise CheckpointError(
+            f"{checkpoint.manifest_path} exists already; `modalities checkpoint verify` tells whether it holds. "
+            "To describe the files as they are now instead, remove it first"
+        )
+    return checkpoint
+
+
+def adopt(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None) -> Manifest:
+    """Read every tensor once, then write the manifest that a checkpoint lacks.
+
+    Args:
+        checkpoint: As :func:`checkpoint_to_adopt` gave it.
+        on_bytes: Told how many bytes more were read for the checksums.
+
+    Raises:
+        CheckpointError: Something cannot be read, or is more than tensors and plain values.
+    """
+    # here and below: torch takes seconds to import, and mending the pointer has no need of it
+    from modalities.checkpointing.comparison import open_source
+
+    saved_at = modified_at(checkpoint)
+    progress = _progress(checkpoint)
+    source = open_source(checkpoint.path)
+    for key in source.forms:
+        source.read(key)
+    manifest = Manifest(
+        kind=source.kind,
+        experiment_id=checkpoint.experiment_id,
+        progress=progress,
+        world_size=num_writing_ranks(checkpoint),
+        mesh={},
+        saved_at=saved_at,
+        versions={"adopted_by": version("modalities")},
+        config_hash=None,
+        files=_records(checkpoint, on_bytes),
+        tensors=_tensors(source),
+    )
+    write_pointer(checkpoint.manifest_path, manifest.to_bytes())
+    return manifest
+
+
+def check_without_manifest(checkpoint: Checkpoint) -> list[Finding]:
+    """What can be told of a checkpoint without a manifest: that its index is readable, and its files long enough."""
+    from modalities.checkpointing.comparison import FolderSource, open_source
+
+    try:
+        source = open_source(checkpoint.path)
+    except CheckpointError as error:
+        return [Finding(".metadata" if checkpoint.is_distributed else checkpoint.path.name, str(error))]
+    if not isinstance(source, FolderSource):
+        return []
+    needed: dict[str, int] = {}
+    for place in (source.metadata.storage_data or {}).values():
+        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
+    findings = []
+    for name, num_bytes in sorted(needed.items()):
+        file = checkpoint.path / name
+        if not file.is_file():
+            findings.append(Finding(name, "is missing"))
+        elif (size := file.stat().st_size) < num_bytes:
+            findings.append(Finding(name, f"has {size} bytes, .metadata names {num_bytes}"))
+    return findings
+
+
+def repair(catalogue: Catalogue, on_bytes: Callable[[int], None] | None = None) -> Repair:
+    """Point ``last_checkpoint_info.json`` at the newest checkpoint whose files are all as they were written.
+
+    Args:
+        catalogue: Of the folder.
+        on_bytes: Told how many bytes more were read.
+    """
+    pointer = catalogue.folder / paths.LAST_CHECKPOINT_INFO
+    skipped: list[Entry] = []
+    for entry in reversed(catalogue.entries):
+        found = entry if entry.is_bad else prove(entry, on_bytes)
+        if found.state == "good":
+            write_pointer(pointer, _pointer_content(found))
+            return Repair(pointer, found, skipped)
+        skipped.append(found)
+    return Repair(pointer, None, skipped)
+
+
+def _pointer_content(entry: Entry) -> bytes:
+    checkpoint = entry.checkpoint
+    if entry.kind == "dcp":
+        named = {"checkpoint_folder_path": checkpoint.path}
+    else:
+        named = {"model_checkpoint_path": checkpoint.path, "optimizer_checkpoint_path": checkpoint.optimizer_path}
+    info = {key: str(path if is_remote(path) else path.absolute()) for key, path in named.items()}
+    return json.dumps(info, indent=2).encode() + b"\n"
+
+
+def _progress(checkpoint: Checkpoint) -> TrainingProgress:
+    """What the name tells, and the samples, where the resume state knows them."""
+    from modalities.checkpointing.resume_state import read_resume_state
+
+    resume_state = read_resume_state(checkpoint.resume_state_path)
+    if resume_state is None:
+        return checkpoint.progress
+    if replace(resume_state.progress, num_seen_samples=0) != checkpoint.progress:
+        saved_as = paths.checkpoint_name(checkpoint.experiment_id, resume_state.progress)
+        raise CheckpointError(
+            f"{checkpoint.path} is not named by its own progress: {checkpoint.resume_state_path.name} in it "
+            f"was saved as {saved_as}; rename one or remove the other"
+        )
+    return resume_state.progress
+
+
+def _records(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None) -> dict[str, FileRecord]:
+    if checkpoint.is_distributed:
+        found = [path for path in sorted(checkpoint.path.rglob("*")) if path.is_file()]
+    else:
+        found = files_of(checkpoint, "fsdp1")
+    return {
+        path.relative_to(checkpoint.folder).as_posix(): FileRecord(path.stat().st_size, checksum_of(path, on_bytes))
+        for path in found
+        if not path.name.startswith(TEMPORARY_PREFIX)
+    }
+
+
+def _tensors(source: TensorSource) -> dict[str, TensorRecord]:
+    """By the keys that a run writes: those of a DCP folder, or the model's own ones of a full file."""
+    from modalities.checkpointing.comparison import MODEL_PREFIX
+
+    records = {
+        key: TensorRecord(form.dtype, list(form.shape)) for key, form in source.forms.items() if form is not None
+    }
+    if source.kind == "dcp":
+        return records
+    return {key.removeprefix(MODEL_PREFIX): rec for key, rec in records.items() if key.startswith(MODEL_PREFIX)}

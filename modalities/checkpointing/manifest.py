@@ -1,0 +1,140 @@
+"""The manifest of a checkpoint: what belongs to it, and the proof that it is whole.
+
+A JSON file, written last and checksummed itself, so that any flipped bit in it is found, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.progress import TrainingProgress
+
+MANIFEST_FILE = "manifest.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a checkpoint.
+
+    Args:
+        size: In bytes.
+        xxh3_128: Checksum of its content, hexadecimal.
+    """
+
+    size: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor of a checkpoint, over all ranks.
+
+    Args:
+        dtype: As torch names it, without ``torch.``.
+        shape: Global.
+    """
+
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of the file.
+
+    Args:
+        kind: ``dcp`` (a folder) or ``fsdp1`` (full files).
+        experiment_id: The run that wrote it.
+        progress: Counters at the time of saving.
+        world_size: Ranks that wrote it.
+        mesh: Sizes of the axes of the device mesh, by name; empty without one.
+        saved_at: When, in ISO 8601.
+        versions: Of modalities and torch.
+        config_hash: xxh3-128 of the canonical config, if a run wrote it.
+        metrics: Of the last evaluation before it, by name.
+        files: By name.
+        tensors: By key.
+    """
+
+    kind: str
+    experiment_id: str
+    progress: TrainingProgress
+    world_size: int
+    mesh: Mapping[str, int]
+    saved_at: str
+    versions: Mapping[str, str]
+    config_hash: str | None
+    files: Mapping[str, FileRecord]
+    tensors: Mapping[str, TensorRecord]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together, without the manifest."""
+        return sum(record.size for record in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        content = {"format_version": self.format_version, **asdict(self)}
+        return _render(content, xxhash.xxh3_128_hexdigest(_text(content)))
+
+
+def parse_manifest(content: bytes, path: Path) -> Manifest:
+    """Read a manifest's content.
+
+    Raises:
+        DamagedCheckpoint: It is not as it was written.
+        CheckpointError: A newer version wrote it.
+    """
+    try:
+        fields = json.loads(content)
+        checksum = fields.pop("checksum")
+        version = fields["format_version"]
+        found = xxhash.xxh3_128_hexdigest(_text(fields))
+        intact = found == checksum and content == _render(fields, checksum)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{path} is damaged: it is not as it was written ({type(error).__name__})") from error
+    if not intact:
+        raise DamagedCheckpoint(f"{path} is damaged: checksum {checksum} was written, {found} is found")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format {version}, made by modalities {fields.get('versions', {}).get('modalities')}; "
+            f"this version reads up to {FORMAT_VERSION}: update modalities"
+        )
+    fields["progress"] = TrainingProgress(**fields["progress"])
+    fields["files"] = {name: FileRecord(**record) for name, record in fields["files"].items()}
+    fields["tensors"] = {name: TensorRecord(**record) for name, record in fields["tensors"].items()}
+    return Manifest(**fields)
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Read a manifest; None if there is none, as in checkpoints from elsewhere.
+
+    Raises:
+        DamagedCheckpoint: It is not as it was written, or cannot be read.
+        CheckpointError: A newer version wrote it.
+    """
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    return parse_manifest(content, path)
+
+
+def _text(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
+
+
+def _render(content: Mapping[str, Any], checksum: str) -> bytes:
+    return _text({**content, "checksum": checksum}) + b"\n"

@@ -1,0 +1,106 @@
+"""Loading a distributed checkpoint: what fits, what is whole, and only then a byte of data."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.manifest import FileRecord, Manifest
+from modalities.checkpointing.reading.load_planner import CheckedLoadPlanner, LoadingOptions
+from modalities.checkpointing.reading.shard_reading import read_into
+from modalities.checkpointing.safe_reading import parse_metadata, read_metadata_bytes
+from modalities.checkpointing.verification import Finding, Level, check_content, check_structure, share_of
+from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.parallel.process_group import all_gathered, fail_together, global_rank, on_rank_zero, world_size
+
+logger = logging.getLogger(__name__)
+
+
+class HalfLoaded(CheckpointError):
+    """Loading broke off after the first tensor had changed: what was loaded into must not be used."""
+
+
+def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
+    """Read a checkpoint folder into a sharded state, in place; all ranks must call it.
+
+    Args:
+        state: Nested. Its tensors are written to; other values are replaced.
+        folder: The checkpoint's.
+        options: What is loaded, and how thoroughly the checkpoint is checked.
+
+    Raises:
+        CheckpointError: The folder is absent, or of another model; the state is as it was.
+        DamagedCheckpoint: The checkpoint is not as it was written; the state is as it was.
+        HalfLoaded: Reading failed though the checkpoint was found whole; the state is lost.
+    """
+    content = on_rank_zero(lambda: _metadata_of(folder))
+    metadata = parse_metadata(content, folder)
+    planner = CheckedLoadPlanner(options)
+    items: Any = None
+    problem: Exception | None = None
+    try:
+        items = planner.plan(state, metadata, folder)
+    except CheckpointError as error:
+        problem = error
+    fail_together(problem)
+    verify_together(Checkpoint.of_folder(folder), options.verify, also=_files_of(metadata))
+    problem = None
+    try:
+        read_into(planner, items, metadata, folder)
+    except CheckpointError as error:
+        problem = HalfLoaded(f"{error}; the model is half loaded and of no use: start again")
+    fail_together(problem)
+    if planner.skipped and global_rank() == 0:
+        logger.warning("not loaded from %s, kept as built: %s", folder.name, ", ".join(planner.skipped))
+
+
+def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] = ()) -> Manifest | None:
+    """Prove that a checkpoint is as it was written, each byte read by one rank; all ranks must call it.
+
+    Args:
+        checkpoint: What is checked.
+        level: How thoroughly.
+        also: Names of files that the checkpoint needs.
+
+    Returns:
+        The manifest; None if the checkpoint has none, which is a warning.
+
+    Raises:
+        DamagedCheckpoint: It is not; every bad file is named.
+    """
+    manifest, findings = on_rank_zero(lambda: check_structure(checkpoint))
+    if manifest is None:
+        findings = [Finding(name, "is missing") for name in also if not (checkpoint.folder / name).is_file()]
+        if global_rank() == 0 and level != "off" and not findings:
+            logger.warning(
+                "%s has no manifest, so nobody can tell whether it is as it was written; "
+                "`modalities checkpoint adopt %s` reads it whole and writes one",
+                checkpoint.path.name,
+                checkpoint.path,
+            )
+    elif level == "full" and not findings:
+        own_share: dict[str, FileRecord] = share_of(manifest.files, global_rank(), world_size())
+        for of_rank in all_gathered(check_content(checkpoint.folder, own_share)):
+            findings += of_rank
+    if findings and level != "off":
+        told = "; ".join(map(str, findings))
+        raise DamagedCheckpoint(f"the checkpoint {checkpoint.path} is damaged: {told}")
+    return manifest
+
+
+def _metadata_of(folder: Path) -> bytes:
+    if not folder.exists():
+        raise CheckpointError(f"no such checkpoint: {folder}")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; a DCP checkpoint is a folder")
+    content = read_metadata_bytes(folder)
+    parse_metadata(content, folder)
+    return content
+
+
+def _files_of(metadata: Metadata) -> tuple[str, ...]:
+    return tuple(sorted({place.relative_path for place in metadata.storage_data.values()}))

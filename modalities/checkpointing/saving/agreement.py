@@ -1,0 +1,113 @@
+"""How the ranks tell each other how a save goes, beside training: through the job's store, with a deadline.
+
+No collective runs in the background: it would get into the way of those of training, and one frozen rank would hold up
+all others for as long as their timeout lasts.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from modalities.exceptions import CheckpointError
+
+_POLL_S = (0.001, 0.05)
+_GRACE_S = 0.5
+
+
+class SaveFailed(CheckpointError):
+    """A rank could not do its part; the message names it and the cause."""
+
+
+class SaveAgreement:
+    """What the ranks tell each other about one save.
+
+    Args:
+        store: The job's.
+        save_id: The same on all ranks, another one for every save.
+        rank: Of this process.
+        world_size: Number of ranks.
+        timeout_s: Seconds from now after which the save has failed.
+    """
+
+    def __init__(self, store: dist.Store, save_id: str, rank: int, world_size: int, timeout_s: float) -> None:
+        self.store = dist.PrefixStore(f"modalities/save/{save_id}", store)
+        self.save_id = save_id
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.deadline = time.monotonic() + timeout_s
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the deadline, and what rank 0 needs to tell so, have passed."""
+        return time.monotonic() > self.deadline + _GRACE_S
+
+    @property
+    def seconds_left(self) -> float:
+        """Until all must have been told, one way or the other."""
+        return max(0.1, self.deadline + 1.5 * _GRACE_S - time.monotonic())
+
+    def tell_written(self, result: Any) -> None:
+        """Tell rank 0 that this rank's data is durable."""
+        self.store.set(f"result/{self.rank}", cast(str, pickle.dumps(result)))  # its stub knows no bytes
+        self.store.add("ended", 1)
+
+    def tell_failure(self, cause: str) -> None:
+        """Tell all ranks that the save cannot succeed; the first to tell is heard."""
+        self.store.compare_set("failure", "", f"rank {self.rank}: {cause}")
+        self.store.add("ended", 1)
+
+    def results(self) -> list[Any]:
+        """What every rank told; rank 0 asks.
+
+        Raises:
+            SaveFailed: A rank failed, or has told nothing by the deadline.
+        """
+        self._wait(lambda: self.store.add("ended", 0) >= self.world_size, self.deadline)
+        self._raise_failure()
+        keys = [f"result/{rank}" for rank in range(self.world_size)]
+        results = [pickle.loads(self.store.get(key)) for key in keys]
+        for key in keys:
+            self.store.delete_key(key)
+        return results
+
+    def wait_for_the_others(self, timeout_s: float) -> None:
+        """After a failure: give the other ranks time to end their writing."""
+        deadline = time.monotonic() + timeout_s
+        while self.store.add("ended", 0) < self.world_size and time.monotonic() < deadline:
+            time.sleep(_POLL_S[1])
+
+    def tell_committed(self) -> None:
+        """Tell all ranks that the checkpoint exists."""
+        self.store.set("committed", "1")
+
+    def wait_until_committed(self) -> None:
+        """Wait for rank 0.
+
+        Raises:
+            SaveFailed: A rank failed, or rank 0 has told nothing by the deadline.
+        """
+        self._wait(lambda: self.store.check(["committed"]), self.deadline + _GRACE_S)
+        if not self.store.check(["committed"]):
+            self._raise_failure()
+
+    def _wait(self, done: Any, deadline: float) -> None:
+        pause = _POLL_S[0]
+        while not done() and not self.store.check(["failure"]):
+            if time.monotonic() > deadline:
+                absent = [rank for rank in range(self.world_size) if not self.store.check([f"result/{rank}"])]
+                who = f"rank {', '.join(map(str, absent))}" if absent else "rank 0"
+                self.store.compare_set("failure", "", f"{who}: no answer within {self.timeout_s:g} s")
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+
+    def failure(self) -> str | None:
+        """The first failure that was told."""
+        return self.store.get("failure").decode() if self.store.check(["failure"]) else None
+
+    def _raise_failure(self) -> None:
+        if (cause := self.failure()) is not None:
+            raise SaveFailed(cause)

@@ -1,0 +1,383 @@
+"""Saving a sharded state: snapshot, write beside training, commit."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import pickle
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.utils import find_state_dict_object
+
+from modalities.checkpointing.manifest import FileRecord
+from modalities.checkpointing.safe_reading import METADATA_FILE
+from modalities.checkpointing.saving.agreement import SaveAgreement, SaveFailed
+from modalities.checkpointing.saving.checksummed_file import ChecksummedFile
+from modalities.checkpointing.saving.frames import LINE_BYTES, alignment_of, payload_of
+from modalities.checkpointing.saving.planning import RankPlan, flatten, make_plan, rendered, signature_of
+from modalities.checkpointing.saving.snapshot import Snapshot, fits_in_memory
+from modalities.checkpointing.storage import Destination
+from modalities.exceptions import CheckpointError
+from modalities.parallel.process_group import fail_together, from_rank_zero, global_rank, machine_device, world_size
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["async", "sync"]
+
+_NICENESS = 5
+"""Training goes first where cores are scarce."""
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """How a run saves.
+
+    Args:
+        mode: ``async`` writes beside training, from a snapshot; ``sync`` while training waits; None is async where the
+            snapshot fits into memory.
+        timeout_s: Seconds after which a save has failed.
+    """
+
+    mode: Mode | None = "sync"
+    timeout_s: float = 1800
+
+
+@dataclass
+class SaveTimes:
+    """What a save took on this rank.
+
+    Args:
+        blocked_s: Training waited.
+        snapshot_s: Of it, copying.
+        write_s: Writing this rank's file, durable.
+        commit_s: Waiting for the other ranks, and committing.
+        num_bytes: Of this rank's file.
+    """
+
+    blocked_s: float = 0.0
+    snapshot_s: float = 0.0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+    num_bytes: int = 0
+
+
+@dataclass
+class WrittenState:
+    """What rank 0 commits.
+
+    Args:
+        destination: Where the ranks have written.
+        metadata: Of the tensors and values, complete.
+        files: The ranks' files and ``.metadata``.
+    """
+
+    destination: Destination
+    metadata: Metadata
+    files: dict[str, FileRecord]
+
+
+@dataclass
+class _Save:
+    """A save in flight."""
+
+    destination: Destination
+    agreement: SaveAgreement
+    plan: RankPlan
+    tensors: list[Tensor]
+    values: list[tuple[MetadataIndex, bytes]]
+    commit: Callable[[WrittenState], None]
+    after_commit: Callable[[SaveTimes], None]
+    snapshot: Snapshot | None
+    waits: bool
+    started: float
+    times: SaveTimes = field(default_factory=SaveTimes)
+    error: CheckpointError | None = None
+    thread: threading.Thread | None = None
+
+
+class DistributedSaver:
+    """Saves the state of a job, each rank its own part, one save at a time.
+
+    All ranks call every method in the same order.
+
+    Args:
+        options: How.
+    """
+
+    def __init__(self, options: SavingOptions) -> None:
+        self.options = options
+        self.plan: RankPlan | None = None
+        self.snapshot: Snapshot | None = None
+        self.last_times: SaveTimes | None = None
+        self._in_flight: _Save | None = None
+        self._mode: Mode = "sync"
+        self._job_token = ""
+        self._store: dist.Store | None = None
+        self._num_saves = 0
+        atexit.register(_settle_at_exit, weakref.ref(self))
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        destination_of: Callable[[str], Destination],
+        commit: Callable[[WrittenState], None],
+        after_commit: Callable[[SaveTimes], None],
+    ) -> None:
+        """Write the state; returns when it may change again, in sync mode when it is committed.
+
+        Args:
+            state: Nested, sharded.
+            destination_of: Where to, for the ID of the save.
+            commit: What rank 0 does when every rank has written.
+            after_commit: What rank 0 does then.
+
+        Raises:
+            CheckpointError: This save, in sync mode, or the one before it failed on some rank.
+        """
+        started = time.perf_counter()
+        self.settle()
+        flat = flatten(state)
+        self._make_ready(state, flat)
+        plan = self.plan
+        assert plan is not None
+        assert self._store is not None
+        self._num_saves += 1
+        save_id = f"{self._job_token}-{self._num_saves}"
+        tensors = [find_state_dict_object(flat, item.index).detach() for item in plan.tensors]
+        values = [(index, rendered(flat[index.fqn])) for index in plan.values]
+        times = SaveTimes()
+        if self._mode == "async":
+            copying = time.perf_counter()
+            if self.snapshot is None:
+                self.snapshot = Snapshot(plan.layout, machine_device())
+            self.snapshot.take(tensors)
+            tensors = self.snapshot.tensors
+            times.snapshot_s = time.perf_counter() - copying
+        agreement = SaveAgreement(self._store, save_id, global_rank(), world_size(), self.options.timeout_s)
+        snapshot = self.snapshot if self._mode == "async" else None
+        save = _Save(
+            destination_of(save_id),
+            agreement,
+            plan,
+            tensors,
+            values,
+            commit,
+            after_commit,
+            snapshot,
+            self._mode == "sync",
+            started,
+            times,
+        )
+        save.thread = threading.Thread(target=_carry_out, args=(save,), daemon=True, name="checkpoint-writer")
+        self._in_flight = save
+        save.thread.start()
+        if save.waits:
+            self.settle()
+        else:
+            times.blocked_s = time.perf_counter() - started
+
+    def wait_for_snapshot(self) -> None:
+        """Wait until the state may change."""
+        if self._in_flight is not None and self._in_flight.snapshot is not None:
+            self._in_flight.snapshot.wait()
+
+    @property
+    def copies_beside_training(self) -> bool:
+        """Whether the last snapshot may still be under way."""
+        return self._in_flight is not None and self._in_flight.snapshot is not None and machine_device().type != "cpu"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in flight has failed, or ought to have ended by now; costs nothing."""
+        save = self._in_flight
+        if save is None or save.thread is None:
+            return False
+        return save.error is not None or (save.thread.is_alive() and save.agreement.is_overdue)
+
+    def settle(self, patience_s: float | None = None) -> None:
+        """Wait for the save in flight, if there is one.
+
+        Args:
+            patience_s: No longer than this, though its deadline may be later.
+
+        Raises:
+            CheckpointError: It failed, on any rank.
+        """
+        save, self._in_flight = self._in_flight, None
+        if save is None or save.thread is None:
+            return
+        remaining = save.agreement.seconds_left
+        save.thread.join(remaining if patience_s is None else min(patience_s, remaining))
+        self.last_times = save.times
+        if save.thread.is_alive():
+            self.snapshot = None  # a writer that is stuck may still read it
+            waited = save.agreement.timeout_s if patience_s is None else patience_s
+            cause = f"rank {save.agreement.rank}: no answer within {waited:g} s"
+            with suppress(RuntimeError):
+                save.agreement.tell_failure(f"no answer within {waited:g} s")
+            raise _failed(save, cause)
+        if save.error is not None:
+            raise save.error
+
+    def _make_ready(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+        """Plan, the first time and whenever the state has another form."""
+        signature = signature_of(flat)
+        changed = self.plan is None or self.plan.signature != signature
+        if world_size() > 1:
+            flag = torch.tensor([float(changed)])
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            changed = bool(flag)
+        if not changed:
+            return
+        self.plan = make_plan(state, signature)
+        self.snapshot = None
+        self._job_token = self._job_token or from_rank_zero(secrets.token_hex(4))
+        self._store = self._store or _store_of_the_job()
+        self._mode = self.options.mode or self._mode_that_fits(self.plan)
+
+    def _mode_that_fits(self, plan: RankPlan) -> Mode:
+        fits = fits_in_memory(plan.num_tensor_bytes)
+        if world_size() > 1:
+            flag = torch.tensor([float(fits)])
+            dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+            fits = bool(flag)
+        if not fits and global_rank() == 0:
+            size = plan.num_tensor_bytes / 1e9
+            logger.warning("a snapshot of %.1f GB a rank does not fit into memory: training waits for each save", size)
+        return "async" if fits else "sync"
+
+
+def _carry_out(save: _Save) -> None:
+    """Write this rank's file, and agree; on rank 0 commit."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    agreement = save.agreement
+    try:
+        if save.snapshot is not None:
+            save.snapshot.wait()
+        begun = time.perf_counter()
+        agreement.tell_written(_write_own_file(save))
+        written = time.perf_counter()
+        save.times.write_s = written - begun
+        if agreement.rank == 0:
+            _gather_and_commit(save, agreement.results())
+            agreement.tell_committed()
+        else:
+            agreement.wait_until_committed()
+        save.times.commit_s = time.perf_counter() - written
+        if save.waits:
+            save.times.blocked_s = time.perf_counter() - save.started
+        if agreement.rank == 0:
+            save.after_commit(save.times)
+    except BaseException as error:
+        save.error = _tell(save, error)
+
+
+def _write_own_file(save: _Save) -> tuple[dict[str, FileRecord], dict[MetadataIndex, _StorageInfo]]:
+    """Write this rank's file; gives its record, and where in it the values are."""
+    plan, destination = save.plan, save.destination
+    destination.begin()
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    if not plan.tensors and not save.values:
+        return {}, places
+    with ChecksummedFile(destination.working / plan.file_name, destination) as file:
+        for item, tensor in zip(plan.tensors, save.tensors, strict=True):
+            file.pad_to(alignment_of(item.frame.num_payload_bytes))
+            file.write(item.frame.head)
+            if item.frame.num_payload_bytes:
+                file.write(payload_of(tensor.cpu().contiguous()))
+                file.write(item.frame.tail)
+        for index, value in save.values:
+            file.pad_to(LINE_BYTES)
+            places[index] = _StorageInfo(plan.file_name, file.num_bytes, len(value))
+            file.write(value)
+        record = file.record()
+    save.times.num_bytes = record.size
+    return {plan.file_name: record}, places
+
+
+def _gather_and_commit(save: _Save, results: list[Any]) -> None:
+    assert save.plan.metadata is not None
+    files: dict[str, FileRecord] = {}
+    storage = dict(save.plan.metadata.storage_data)
+    for files_of_rank, places in results:
+        files |= files_of_rank
+        storage |= places
+    destination = save.destination
+    meta = StorageMeta(checkpoint_id=str(destination.final), save_id=save.agreement.save_id)
+    metadata = replace(save.plan.metadata, storage_data=storage, storage_meta=meta)
+    with ChecksummedFile(destination.working / METADATA_FILE, destination) as file:
+        file.write(pickle.dumps(metadata))
+        files[METADATA_FILE] = file.record()
+    save.commit(WrittenState(destination, metadata, files))
+
+
+def _tell(save: _Save, error: BaseException) -> CheckpointError:
+    """Tell the other ranks, clean up, and put the failure into words."""
+    agreement = save.agreement
+    if isinstance(error, SaveFailed):
+        cause = str(error)
+    else:
+        own = _cause_of(error)
+        cause = f"rank {agreement.rank}: {own}"
+        with suppress(RuntimeError):  # the store may have gone with the rank that held it
+            agreement.tell_failure(own)
+            cause = agreement.failure() or cause
+    if agreement.rank == 0:
+        with suppress(RuntimeError):
+            agreement.wait_for_the_others(min(10.0, max(0.0, agreement.deadline - time.monotonic())))
+        save.destination.abandon()
+    return _failed(save, cause)
+
+
+def _failed(save: _Save, cause: str) -> CheckpointError:
+    return CheckpointError(f"cannot write the checkpoint {save.destination.final}: {cause}")
+
+
+def _cause_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    return str(error) or type(error).__name__
+
+
+def _store_of_the_job() -> dist.Store:
+    """A connection of its own to the store through which the ranks met; one of this process alone without a group."""
+    problem: Exception | None = None
+    store: dist.Store | None = None
+    if not dist.is_initialized():
+        return dist.HashStore()
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):
+            store = store.clone()
+    except RuntimeError as error:
+        problem = CheckpointError(f"the ranks' store cannot be reached: {error}")
+    fail_together(problem)
+    assert store is not None
+    return store
+
+
+def _settle_at_exit(reference: weakref.ref[DistributedSaver]) -> None:
+    """A program that ends without waiting would leave no checkpoint, and no word of it."""
+    saver = reference()
+    if saver is None:
+        return
+    try:
+        saver.settle()
+    except CheckpointError as error:
+        logger.error("%s", error)

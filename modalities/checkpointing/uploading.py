@@ -1,0 +1,100 @@
+"""The second tier: committed checkpoints are copied to a store of objects, beside training."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from modalities.checkpointing import paths
+from modalities.checkpointing.manifest import MANIFEST_FILE
+from modalities.checkpointing.storage import as_location, is_remote
+
+logger = logging.getLogger(__name__)
+
+_NUM_THREADS = 4
+_NUM_TRIES = 3
+_COPY_BYTES = 8 << 20
+
+
+class Uploader:
+    """Copies checkpoints one after another; where they come faster than they can be copied, the newest goes first.
+
+    Args:
+        target: Folder or fsspec URL that gets them; what is there stays.
+    """
+
+    def __init__(self, target: Path | str) -> None:
+        self.target = as_location(target)
+        self._current: Path | None = None
+        self._next: Path | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, checkpoint: Path) -> None:
+        """Copy a committed checkpoint's folder when its turn comes."""
+        with self._changed:
+            if self._next is not None:
+                logger.warning("%s is not uploaded: a newer one came before its turn", self._next.name)
+            self._next = checkpoint
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, daemon=True, name="checkpoint-uploader")
+                self._thread.start()
+
+    def needs(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint must not be deleted yet."""
+        with self._changed:
+            return checkpoint in (self._current, self._next)
+
+    def close(self) -> None:
+        """Wait until all is copied."""
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            logger.info("waiting for the upload to %s", self.target)
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._current, self._next = self._next, None
+                if self._current is None:
+                    self._thread = None
+                    return
+            self._try(self._current)
+            with self._changed:
+                self._current = None
+
+    def _try(self, checkpoint: Path) -> None:
+        for remaining in reversed(range(_NUM_TRIES)):
+            begun = time.perf_counter()
+            try:
+                upload(checkpoint, self.target / checkpoint.name)
+            except Exception as error:
+                # each store has exceptions of its own; training does not depend on them
+                logger.warning("uploading %s to %s failed: %s", checkpoint.name, self.target, error)
+                time.sleep(1 if remaining else 0)
+            else:
+                seconds = time.perf_counter() - begun
+                logger.info("uploaded %s to %s in %.1f s", checkpoint.name, self.target, seconds)
+                return
+        logger.error("%s is not in %s: %d tries failed", checkpoint.name, self.target, _NUM_TRIES)
+
+
+def upload(checkpoint: Path, target: Path) -> None:
+    """Copy a checkpoint's folder, its manifest last: with it the copy exists."""
+    if not is_remote(target):
+        target.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST_FILE)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        list(threads.map(lambda name: _copy(checkpoint / name, target / name), names))
+    _copy(checkpoint / MANIFEST_FILE, target / MANIFEST_FILE)
+    info = f'{{\n  "checkpoint_folder_path": "{target}"\n}}\n'
+    (target.parent / paths.LAST_CHECKPOINT_INFO).write_bytes(info.encode())
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as read, target.open("wb") as written:
+        shutil.copyfileobj(read, written, _COPY_BYTES)

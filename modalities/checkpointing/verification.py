@@ -1,0 +1,147 @@
+"""Proving that a checkpoint is as it was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from modalities.checkpointing import paths
+from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.manifest import FileRecord, Manifest, read_manifest
+from modalities.checkpointing.storage import is_remote
+from modalities.exceptions import DamagedCheckpoint
+
+Level = Literal["full", "sizes", "off"]
+
+_BLOCK_BYTES = 1 << 20
+"""Read and hashed at a time: what was read is still in the cache when it is hashed."""
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a file of a checkpoint.
+
+    Args:
+        file: Its name.
+        problem: In words.
+    """
+
+    file: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}"
+
+
+def check_structure(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]]:
+    """Read the manifest, and compare the sizes of the files that it names; no data is read.
+
+    Returns:
+        The manifest, None if the checkpoint has none; and what is wrong.
+
+    Raises:
+        DamagedCheckpoint: The manifest itself is damaged.
+        CheckpointError: A newer version wrote it.
+    """
+    manifest = read_manifest(checkpoint.manifest_path)
+    if manifest is None:
+        return None, []
+    findings = []
+    for name, record in manifest.files.items():
+        path = checkpoint.folder / name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            findings.append(Finding(name, "is missing"))
+            continue
+        except OSError as error:
+            findings.append(Finding(name, f"cannot be read: {error.strerror}"))
+            continue
+        if size != record.size:
+            findings.append(Finding(name, f"has {size} bytes, {record.size} were written"))
+    return manifest, findings
+
+
+def require_whole_file(path: Path) -> None:
+    """Check a file of an FSDP1 checkpoint against the manifest beside it, if there is one.
+
+    Raises:
+        DamagedCheckpoint: It is not as it was written.
+    """
+    parsed = paths.parse_checkpoint_name(path)
+    if parsed is None or not path.is_file():
+        return
+    experiment_id, _, progress = parsed
+    manifest = read_manifest(path.with_name(paths.checkpoint_name(experiment_id, progress, paths.MANIFEST_ENTITY)))
+    record = manifest.files.get(path.name) if manifest is not None else None
+    if record is not None and (findings := check_content(path.parent, {path.name: record})):
+        raise DamagedCheckpoint(f"the checkpoint file {path} is damaged: {findings[0].problem}")
+
+
+def check_content(
+    folder: Path, files: Mapping[str, FileRecord], on_bytes: Callable[[int], None] | None = None
+) -> list[Finding]:
+    """Read files whole and compare their checksums.
+
+    Args:
+        folder: That holds them.
+        files: What they must be, by name.
+        on_bytes: Told how many bytes more were read; from several threads.
+    """
+
+    def check(item: tuple[str, FileRecord]) -> Finding | None:
+        name, record = item
+        try:
+            found = checksum_of(folder / name, on_bytes)
+        except OSError as error:
+            return Finding(name, f"cannot be read: {error.strerror or error}")
+        if found == record.xxh3_128:
+            return None
+        return Finding(name, f"checksum {record.xxh3_128} was written, {found} is found")
+
+    if len(files) < 2:
+        findings = list(map(check, files.items()))
+    else:
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            findings = list(threads.map(check, files.items()))
+    return [finding for finding in findings if finding is not None]
+
+
+def checksum_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """xxh3-128 of a file's content, hexadecimal."""
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    # unbuffered: a buffer of Python's would be one copy more
+    options: dict[str, Any] = {} if is_remote(path) else {"buffering": 0}
+    with path.open("rb", **options) as file:
+        if not is_remote(path) and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while num_read := file.readinto(buffer):
+            digest.update(buffer[:num_read])
+            if on_bytes is not None:
+                on_bytes(num_read)
+    return digest.hexdigest()
+
+
+def share_of(files: Mapping[str, FileRecord], rank: int, world_size: int) -> dict[str, FileRecord]:
+    """The files that a rank checks: together the ranks check each file once, in shares of about the same size.
+
+    In the world that wrote them each rank gets its own file, which its machine may still have in memory.
+    """
+    shares: Sequence[dict[str, FileRecord]] = [{} for _ in range(world_size)]
+    loads = [0] * world_size
+    for name, record in sorted(files.items(), key=lambda item: (-item[1].size, item[0])):
+        own = name.removeprefix("__").partition("_")[0]
+        preferred = int(own) if own.isdigit() and int(own) < world_size else None
+        lightest = min(range(world_size), key=loads.__getitem__)
+        chosen = preferred if preferred is not None and not shares[preferred] else lightest
+        shares[chosen][name] = record
+        loads[chosen] += record.size
+    return shares[rank]
