@@ -31,8 +31,6 @@ def launch(num_processes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     os.environ[NUM_PROCESSES_VARIABLE] = str(num_processes)
     if sys.platform == "linux":
-        # the launcher would give the ranks half a minute; they end on their own when they have saved
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _pass_on)
     config = LaunchConfig(
@@ -45,6 +43,9 @@ def launch(num_processes: int) -> None:
         max_restarts=0,
         monitor_interval=0.2,
     )
+    if sys.platform == "linux" and hasattr(config, "signals_to_handle"):
+        # torch would give the ranks half a minute; they end on their own when they have saved
+        config.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
     try:
         elastic_launch(config, sys.executable)("-m", "modalities", *sys.argv[1:])
     except SignalException as stopped:

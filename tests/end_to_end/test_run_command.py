@@ -143,9 +143,14 @@ def _kill_session(session: int) -> None:
                 continue
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "told"),
+    [(signal.SIGINT, 1, "stopped"), (signal.SIGTERM, 0, "preempted"), (signal.SIGUSR1, 0, "preempted")],
+)
 @pytest.mark.parametrize(("nproc", "num_workers"), [(1, 0), (1, 2), (2, 0)])
-def test_a_signal_saves_stops_and_tells_how_to_go_on(tmp_path: Path, number: int, nproc: int, num_workers: int) -> None:
+def test_a_signal_saves_stops_and_tells_how_to_go_on(
+    tmp_path: Path, number: int, exit_code: int, told: str, nproc: int, num_workers: int
+) -> None:
     tree = tiny_config(tmp_path, num_steps=100_000, checkpointing_interval=50, num_workers=num_workers)
     tree["checkpoint_saving"]["config"]["checkpoint_saving_strategy"]["config"]["k"] = 2
     config = write_config(tree, tmp_path / "config.yaml")
@@ -162,12 +167,12 @@ def test_a_signal_saves_stops_and_tells_how_to_go_on(tmp_path: Path, number: int
     # a terminal's Ctrl-C goes to the whole process group, data workers included
     os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == exit_code
     assert "Traceback" not in errors
-    assert "stopped at step" in output
+    assert f"{told} at step" in output
     assert "--resume auto" in output
     newest = checkpoints_in(tmp_path / "stopped" / "checkpoints")[-1]
-    assert f"stopped at step {newest.progress.num_seen_steps} of" in output
+    assert f"{told} at step {newest.progress.num_seen_steps} of" in output
 
 
 def test_a_killed_rank_ends_the_job_within_seconds(long_config: Path) -> None:
