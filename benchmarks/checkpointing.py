@@ -86,6 +86,7 @@ def progress(step: int) -> TrainingProgress:
 
 
 def measure(work: Callable[[], Any]) -> Measured:
+    os.sync()  # what was written and removed before is not this one's to pay
     dist.barrier()
     wall, cpu = time.perf_counter(), cpu_seconds()
     work()
@@ -123,9 +124,8 @@ def buffers_like(app_state: AppState) -> torch.Tensor:
 
 def raw_write(buffer: torch.Tensor, path: Path) -> None:
     """What any checkpoint must do at least."""
-    path.unlink(missing_ok=True)
     view = memoryview(buffer.numpy())
-    with path.open("wb", buffering=0) as file:
+    with path.open("xb", buffering=0) as file:
         for start in range(0, len(view), BLOCK_BYTES):
             file.write(view[start : start + BLOCK_BYTES])
         os.fsync(file.fileno())
@@ -193,15 +193,14 @@ def saves(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
         futures.append(dcp.async_save({"app": app_state}, storage_writer=writer, async_checkpointer_type=kind))
 
     def torch_save() -> None:
-        path = folder / f"torch-{rank}.pt"
-        with path.open("wb") as file:
+        with (folder / "torch" / f"{rank}.pt").open("wb") as file:
             torch.save(app_state.state_dict(), file)
             file.flush()
             os.fsync(file.fileno())
         dist.barrier()
 
     ways: dict[str, Callable[[], Any]] = {
-        "raw fsynced write": lambda: raw_write(buffer, folder / f"raw-{rank}"),
+        "raw fsynced write": lambda: raw_write(buffer, folder / "raw" / str(rank)),
         "modalities, sync": lambda: ours.save(app_state),
         "dcp.save": stock,
         "torch.save of each rank's state": torch_save,
@@ -209,8 +208,8 @@ def saves(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
     results: dict[str, list[Measured]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, work in ways.items():
-            clean(folder / "ours")
-            clean(folder / "stock")
+            for name_of_folder in ("raw", "ours", "stock", "torch"):
+                clean(folder / name_of_folder)
             measured = measure(work)
             if number:
                 results[name].append(measured)
@@ -234,7 +233,6 @@ def saves(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
                 results[name].append(measured)
             elif name == "modalities, async":
                 results["modalities, async, first"].append(measured)
-    # CPU of the writer alone: the whole save's, less what blocked
     return results
 
 
@@ -246,7 +244,8 @@ def loads(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
     rank = dist.get_rank()
     clean(folder / "loaded")
     path = Ours(folder / "loaded", "sync").save(app_state)
-    raw_write(buffer, folder / f"raw-{rank}")
+    clean(folder / "raw")
+    raw_write(buffer, folder / "raw" / str(rank))
 
     def ours(verify: Level) -> None:
         target = make_shell(app_state)
@@ -258,7 +257,7 @@ def loads(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
         dcp.load({"app": make_shell(app_state)}, checkpoint_id=path)
 
     ways: dict[str, Callable[[], Any]] = {
-        "raw read": lambda: raw_read(buffer, folder / f"raw-{rank}"),
+        "raw read": lambda: raw_read(buffer, folder / "raw" / str(rank)),
         "modalities, verified": lambda: ours("full"),
         "modalities, unverified": lambda: ours("off"),
         "dcp.load": stock,
