@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from modalities.exceptions import ModalitiesError, UserError
+from modalities.exceptions import Interrupted, ModalitiesError, UserError
 
 T = TypeVar("T")
 
@@ -63,6 +63,10 @@ def process_group(timeout: timedelta = timedelta(minutes=30)) -> Iterator[None]:
         yield
         # without it a finished gloo job aborts now and then when the interpreter exits
         barrier()
+    except Interrupted:
+        # all ranks have agreed to stop, so it is an end like any other
+        barrier()
+        raise
     except UserError as error:
         told = _told_by_rank_zero()
         raise (error if told else type(error)(f"rank {global_rank()}: {error}")) from error
