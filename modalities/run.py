@@ -189,7 +189,8 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     on_rank_zero(folder.create)
     progress = start_progress(settings)
     saving: CheckpointSaving = recipe.checkpoint_saving
-    saving.config_hash = xxhash.xxh3_128_hexdigest(dump_resolved(composed.tree, composed.imports).encode())
+    resolved = dump_resolved(composed.tree, composed.imports)
+    saving.config_hash = xxhash.xxh3_128_hexdigest(resolved.encode())
     resume_state: ResumeState | None = warmstart_state(settings)
     checkpoint: Checkpoint | None = None
     try:
@@ -210,7 +211,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         folder.record(
             composed.files,
             composed.text,
-            dump_resolved(composed.tree, composed.imports),
+            resolved,
             list(request.overrides),
             world_size(),
             saving.checkpoint_path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from modalities.checkpointing import paths
 from modalities.checkpointing.catalogue import Catalogue, Entry, files_of, modified_at, num_writing_ranks, prove
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.checkpointing.manifest import FileRecord, Manifest, TensorRecord
-from modalities.checkpointing.storage import is_remote, write_pointer
+from modalities.checkpointing.storage import point_at, replace_content
 from modalities.checkpointing.verification import Finding, checksum_of
 from modalities.durability import TEMPORARY_PREFIX
 from modalities.exceptions import CheckpointError
@@ -102,7 +101,7 @@ def adopt(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None)
         files=_records(checkpoint, on_bytes),
         tensors=_tensors(source),
     )
-    write_pointer(checkpoint.manifest_path, manifest.to_bytes())
+    replace_content(checkpoint.manifest_path, manifest.to_bytes())
     return manifest
 
 
@@ -136,25 +135,20 @@ def repair(catalogue: Catalogue, on_bytes: Callable[[int], None] | None = None) 
         catalogue: Of the folder.
         on_bytes: Told how many bytes more were read.
     """
-    pointer = catalogue.folder / paths.LAST_CHECKPOINT_INFO
     skipped: list[Entry] = []
     for entry in reversed(catalogue.entries):
         found = entry if entry.is_bad else prove(entry, on_bytes)
         if found.state == "good":
-            write_pointer(pointer, _pointer_content(found))
-            return Repair(pointer, found, skipped)
+            return Repair(point_at(catalogue.folder, _named(found)), found, skipped)
         skipped.append(found)
-    return Repair(pointer, None, skipped)
+    return Repair(catalogue.folder / paths.LAST_CHECKPOINT_INFO, None, skipped)
 
 
-def _pointer_content(entry: Entry) -> bytes:
+def _named(entry: Entry) -> dict[str, Path]:
     checkpoint = entry.checkpoint
     if entry.kind == "dcp":
-        named = {"checkpoint_folder_path": checkpoint.path}
-    else:
-        named = {"model_checkpoint_path": checkpoint.path, "optimizer_checkpoint_path": checkpoint.optimizer_path}
-    info = {key: str(path if is_remote(path) else path.absolute()) for key, path in named.items()}
-    return json.dumps(info, indent=2).encode() + b"\n"
+        return {"checkpoint_folder_path": checkpoint.path}
+    return {"model_checkpoint_path": checkpoint.path, "optimizer_checkpoint_path": checkpoint.optimizer_path}
 
 
 def _progress(checkpoint: Checkpoint) -> TrainingProgress:

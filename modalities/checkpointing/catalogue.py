@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from modalities.checkpointing import paths
-from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.discovery import Checkpoint, path_in_info
 from modalities.checkpointing.manifest import Manifest
-from modalities.checkpointing.storage import SUPERSEDED_PREFIX, TRASH_PREFIX, as_location, is_remote
+from modalities.checkpointing.storage import SUPERSEDED_PREFIX, TRASH_PREFIX, is_remote
 from modalities.checkpointing.verification import Finding, check_content, check_structure
 from modalities.durability import TEMPORARY_PREFIX
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
@@ -31,8 +30,6 @@ _LEFTOVERS = {
     TRASH_PREFIX: "left by a killed deletion",
     SUPERSEDED_PREFIX: "put aside while it was replaced; the next run puts it back or removes it",
 }
-_ENTITIES_OF_FSDP1 = ("model", "optimizer", paths.RESUME_STATE_ENTITY, paths.MANIFEST_ENTITY)
-"""The model's file first: without it the rest is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,8 @@ def files_of(checkpoint: Checkpoint, kind: Kind) -> list[Path]:
     if kind == "dcp":
         return [checkpoint.path]
     names = [
-        paths.checkpoint_name(checkpoint.experiment_id, checkpoint.progress, entity) for entity in _ENTITIES_OF_FSDP1
+        paths.checkpoint_name(checkpoint.experiment_id, checkpoint.progress, entity)
+        for entity in reversed(paths.ENTITIES_OF_FSDP1)
     ]
     return [path for name in names if (path := checkpoint.path.with_name(name)).is_file()]
 
@@ -290,12 +288,13 @@ def _can_be_hashed(problem: str | None) -> bool:
 def _read_pointer(folder: Path) -> Pointer | None:
     path = folder / paths.LAST_CHECKPOINT_INFO
     try:
-        info = json.loads(path.read_bytes())
-        target = as_location(info.get("checkpoint_folder_path") or info["model_checkpoint_path"])
+        target = path_in_info(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        return Pointer(None, f"{path} cannot be read ({type(error).__name__})")
+    except OSError as error:
+        return Pointer(None, f"{path} cannot be read: {error.strerror}")
+    except CheckpointError as error:
+        return Pointer(None, str(error))
     return Pointer(target, None if target.exists() else f"{path} points at {target}, which is not there")
 
 

@@ -92,7 +92,6 @@ class CheckpointSaving:
                 if superseded.progress.num_seen_steps < newest:
                     self.execution.delete_checkpoint(superseded.progress)
 
-        self.execution.settle()
         self.execution.context = RunContext(self.config_hash, dict(metrics or {}))
         self.execution.after_commit = retain
         path = self.execution.save_checkpoint(app_state, training_progress)

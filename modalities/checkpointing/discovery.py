@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from modalities.checkpointing import paths
-from modalities.checkpointing.manifest import MANIFEST_FILE, Manifest, read_manifest
-from modalities.checkpointing.retention import SavedCheckpoint
+from modalities.checkpointing.manifest import MANIFEST_FILE
 from modalities.checkpointing.storage import as_location, is_remote
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,29 +83,6 @@ def checkpoints_in(folder: Path, experiment_id: str | None = None) -> list[Check
     )
 
 
-def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[SavedCheckpoint]:
-    """An experiment's whole checkpoints, as retention sees them, oldest first.
-
-    A damaged one is left out: it neither counts as kept nor is it deleted.
-    """
-    saved = []
-    for checkpoint in checkpoints_in(folder, experiment_id):
-        if checkpoint.is_distributed != is_distributed:
-            continue
-        try:
-            manifest = read_manifest(checkpoint.manifest_path)
-        except CheckpointError as error:
-            logger.warning("%s", error)
-            continue
-        if manifest is None:
-            saved.append(SavedCheckpoint(checkpoint.progress))
-            continue
-        if _has_all_files(checkpoint, manifest):
-            saved_at = datetime.strptime(manifest.saved_at, "%Y-%m-%dT%H:%M:%S%z")
-            saved.append(SavedCheckpoint(checkpoint.progress, saved_at, manifest.metrics))
-    return saved
-
-
 def locate_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint that a user means: itself, or the newest in a run's or a checkpoints' folder.
 
@@ -130,13 +102,28 @@ def locate_checkpoint(path: Path) -> Checkpoint:
             f"{path.name} is not named like a checkpoint ({paths.CHECKPOINT_FOLDER_STRUCTURE}), so its step is unknown"
         )
     if path.name == paths.LAST_CHECKPOINT_INFO:
-        return locate_checkpoint(_path_in_info(path))
+        return locate_checkpoint(path_in_info(path))
     if path.is_dir():
         found = checkpoints_in(path) or checkpoints_in(path / "checkpoints")
         if found:
             return found[-1]
         raise CheckpointError(f"no checkpoint in {path}; one is named eid_<experiment>-seen_steps_<n>-…")
     raise CheckpointError(f"{path} is neither a checkpoint nor a folder that holds one")
+
+
+def path_in_info(path: Path) -> Path:
+    """The checkpoint that a ``last_checkpoint_info.json`` names.
+
+    Raises:
+        CheckpointError: It names none.
+        OSError: It cannot be read.
+    """
+    try:
+        info = json.loads(path.read_bytes())
+        return as_location(info.get("checkpoint_folder_path") or info["model_checkpoint_path"])
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        message = f"{path} names neither checkpoint_folder_path nor model_checkpoint_path"
+        raise CheckpointError(message) from error
 
 
 def _as_checkpoint(path: Path) -> Checkpoint | None:
@@ -153,22 +140,3 @@ def _as_checkpoint(path: Path) -> Checkpoint | None:
     if entity == "model":
         return checkpoint if path.is_file() and checkpoint.optimizer_path.is_file() else None
     return None
-
-
-def _has_all_files(checkpoint: Checkpoint, manifest: Manifest) -> bool:
-    for name, record in manifest.files.items():
-        try:
-            if (checkpoint.folder / name).stat().st_size != record.size:
-                return False
-        except OSError:
-            return False
-    return True
-
-
-def _path_in_info(path: Path) -> Path:
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        target = info.get("checkpoint_folder_path") or info["model_checkpoint_path"]
-    except (ValueError, KeyError, AttributeError):
-        raise CheckpointError(f"{path} names neither checkpoint_folder_path nor model_checkpoint_path") from None
-    return as_location(target)

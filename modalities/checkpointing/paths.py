@@ -19,6 +19,8 @@ LAST_CHECKPOINT_INFO = "last_checkpoint_info.json"
 RESUME_STATE_FILE = "resume_state.pt"
 RESUME_STATE_ENTITY = "resume_state"
 MANIFEST_ENTITY = "manifest"
+ENTITIES_OF_FSDP1 = ("optimizer", RESUME_STATE_ENTITY, MANIFEST_ENTITY, "model")
+"""Files of an FSDP1 checkpoint in the order in which they get their names, and go in reverse: the model's decides."""
 
 _NAME = re.compile(
     r"^eid_(?P<experiment_id>.+?)(?:-(?P<entity>model|optimizer|resume_state|manifest))?"

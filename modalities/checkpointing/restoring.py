@@ -27,9 +27,7 @@ from modalities.parallel.process_group import global_rank, on_rank_zero
 logger = logging.getLogger(__name__)
 
 
-def restore_(
-    app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: object = None, verify: Level = "full"
-) -> ResumeState | None:
+def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: object = None) -> ResumeState | None:
     """Load a checkpoint of either kind into a built app state, in place; all ranks must call it.
 
     Args:
@@ -37,7 +35,6 @@ def restore_(
         checkpoint: What to load.
         checkpoint_loading: Loads a distributed checkpoint, instead of the standard way. Full files are loaded into the
             model as it is wrapped already.
-        verify: How thoroughly full files are checked; a distributed loading decides itself.
 
     Returns:
         Counters and random states, or None if the checkpoint is from elsewhere and has none. The random states are not
@@ -51,7 +48,7 @@ def restore_(
         loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
         (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
         return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
-    verify_together(checkpoint, verify)
+    verify_together(checkpoint, "full")
     resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     _restore_full_files_(app_state, checkpoint)
     if app_state.lr_scheduler is not None:

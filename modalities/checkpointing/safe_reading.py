@@ -1,20 +1,14 @@
-"""Reading a DCP folder without running what a hostile one might hold."""
+"""Reading pickles of a checkpoint without running what a hostile one might hold."""
 
 from __future__ import annotations
 
 import io
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint._nested_dict import set_element
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import Metadata
 
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 
@@ -95,41 +89,6 @@ def load_plain(content: io.BytesIO, name: str) -> Any:
         return torch.load(content, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"`{name}` of the checkpoint is no plain value and is not unpickled: {error}") from error
-
-
-class SafeFileSystemReader(FileSystemReader):
-    """Reads ``.metadata`` through an unpickler that admits DCP's own classes only."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = parse_metadata(read_metadata_bytes(Path(self.path)), Path(self.path))
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class SafeLoadPlanner(DefaultLoadPlanner):
-    """Unpickles values that are no tensors with ``weights_only=True``."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        name = read_item.dest_index.fqn
-        loaded = load_plain(value, name)
-        # the planner flattens nested state; it then keeps the way back in `mappings`
-        if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[name], loaded)
-        else:
-            self.state_dict[name] = loaded
-
-
-def load_on_one_process(state_dict: dict[str, Any], reader: SafeFileSystemReader) -> None:
-    """Fill the tensors of a state dict from a checkpoint folder, in place, without a process group.
-
-    Raises:
-        CheckpointException: A file cannot be read.
-    """
-    with warnings.catch_warnings():
-        # torch supposes that a process group was forgotten
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state_dict, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
 
 
 def read_state_file(file_path: Path) -> dict[str, Any]:

@@ -7,15 +7,17 @@ objects (``s3://``, ``gs://``, any fsspec URL) cannot: there the manifest, writt
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from modalities import durability
 from modalities.checkpointing.manifest import MANIFEST_FILE
+from modalities.checkpointing.paths import LAST_CHECKPOINT_INFO
 from modalities.durability import remove_tree, replace_file, temporary_path, write_file
 from modalities.exceptions import UserError
 
@@ -124,6 +126,7 @@ class ObjectPrefix:
 
     def __init__(self, final: Path) -> None:
         self.final = self.working = final
+        self._is_committed = False
 
     def begin(self) -> None:
         filesystem: Any = getattr(self.final, "fs")  # noqa: B009
@@ -140,9 +143,12 @@ class ObjectPrefix:
 
     def commit(self, manifest: bytes) -> None:
         (self.final / MANIFEST_FILE).write_bytes(manifest)  # the commit point in a store of objects
+        self._is_committed = True
 
     def abandon(self) -> None:
-        remove(self.final)
+        # what fails behind the commit takes nothing with it
+        if not self._is_committed:
+            remove(self.final)
 
 
 def commit_names(names: Sequence[tuple[Path, Path]]) -> None:
@@ -171,7 +177,23 @@ def commit_names(names: Sequence[tuple[Path, Path]]) -> None:
         remove(aside)
 
 
-def write_pointer(path: Path, content: bytes) -> None:
+def point_at(folder: Path, named: Mapping[str, Path]) -> Path:
+    """Let ``last_checkpoint_info.json`` name a checkpoint.
+
+    Args:
+        folder: Of the checkpoints.
+        named: ``checkpoint_folder_path``, or ``model_checkpoint_path`` and ``optimizer_checkpoint_path``.
+
+    Returns:
+        The file.
+    """
+    pointer = folder / LAST_CHECKPOINT_INFO
+    info = {key: str(absolute(path)) for key, path in named.items()}
+    replace_content(pointer, json.dumps(info, indent=2).encode() + b"\n")
+    return pointer
+
+
+def replace_content(path: Path, content: bytes) -> None:
     """Replace a small file in one step."""
     if is_remote(path):
         path.write_bytes(content)  # a store replaces an object in one step

@@ -9,9 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from modalities.checkpointing import paths
 from modalities.checkpointing.manifest import MANIFEST_FILE
-from modalities.checkpointing.storage import as_location, is_remote
+from modalities.checkpointing.storage import as_location, is_remote, point_at
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +90,7 @@ def upload(checkpoint: Path, target: Path) -> None:
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         list(threads.map(lambda name: _copy(checkpoint / name, target / name), names))
     _copy(checkpoint / MANIFEST_FILE, target / MANIFEST_FILE)
-    info = f'{{\n  "checkpoint_folder_path": "{target}"\n}}\n'
-    (target.parent / paths.LAST_CHECKPOINT_INFO).write_bytes(info.encode())
+    point_at(target.parent, {"checkpoint_folder_path": target})
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
 from modalities.checkpointing import paths
-from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
 from modalities.checkpointing.manifest import FileRecord, Manifest, read_manifest
+from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.storage import is_remote
-from modalities.exceptions import DamagedCheckpoint
+from modalities.exceptions import CheckpointError, DamagedCheckpoint
+
+logger = logging.getLogger(__name__)
 
 Level = Literal["full", "sizes", "off"]
 
@@ -67,6 +72,28 @@ def check_structure(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Findi
         if size != record.size:
             findings.append(Finding(name, f"has {size} bytes, {record.size} were written"))
     return manifest, findings
+
+
+def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[SavedCheckpoint]:
+    """An experiment's whole checkpoints of one kind, as retention sees them, oldest first.
+
+    A damaged one is left out: it neither counts as kept nor is it deleted.
+    """
+    saved = []
+    for checkpoint in checkpoints_in(folder, experiment_id):
+        if checkpoint.is_distributed != is_distributed:
+            continue
+        try:
+            manifest, findings = check_structure(checkpoint)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+            continue
+        if manifest is None:
+            saved.append(SavedCheckpoint(checkpoint.progress))
+        elif not findings:
+            saved_at = datetime.strptime(manifest.saved_at, "%Y-%m-%dT%H:%M:%S%z")
+            saved.append(SavedCheckpoint(checkpoint.progress, saved_at, manifest.metrics))
+    return saved
 
 
 def require_whole_file(path: Path) -> None:

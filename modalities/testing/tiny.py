@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from modalities.checkpointing.safe_reading import SafeFileSystemReader, load_on_one_process
+from modalities.checkpointing.comparison import open_source
 from modalities.data.files import output_file
 from modalities.data.packed_file import PackedFileWriter
 
@@ -262,11 +260,5 @@ def write_config(config: dict[str, Any], path: Path) -> Path:
 
 def read_tensors(checkpoint: Path) -> dict[str, Tensor]:
     """Every tensor of a DCP checkpoint, whole, by its key."""
-    reader = SafeFileSystemReader(checkpoint)
-    tensors: dict[str, Any] = {
-        name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
-        for name, metadata in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(metadata, TensorStorageMetadata)
-    }
-    load_on_one_process(tensors, reader)
-    return tensors
+    source = open_source(checkpoint)
+    return {key: source.read(key) for key, form in source.forms.items() if form is not None}

@@ -19,6 +19,7 @@ from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.checkpoint_saving import CheckpointSaving
 from modalities.data.batch import DatasetBatch
 from modalities.data.dataloader import LLMDataLoader
+from modalities.exceptions import CheckpointError
 from modalities.parallel.gradient_sync import gradient_sync
 from modalities.parallel.process_group import global_rank, world_size
 from modalities.progress import TrainingProgress
@@ -187,8 +188,9 @@ class Trainer:
             if self._is_due(progress, self.intervals.training_log_interval_in_steps):
                 self._log(progress, figures)
             if stop_request.is_failure_agreed():
-                # a checkpoint that was being written beside training: each rank knows, or is told here
+                # a checkpoint that was being written beside training: each rank knows the cause, or leaves with the others
                 self.checkpoint_saving.settle()
+                raise CheckpointError("saving a checkpoint failed on another rank, which tells why")
             stopping = stop_request.is_agreed()
             if self._is_due(progress, self.intervals.evaluation_interval_in_steps) and not stopping:
                 stopping = not self._evaluate(progress, stop_request)

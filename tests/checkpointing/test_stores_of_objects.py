@@ -124,6 +124,19 @@ def test_a_save_that_breaks_off_is_no_checkpoint(folder: str, monkeypatch: pytes
     assert _steps(folder) == [1, 2]
 
 
+def test_what_fails_behind_the_commit_takes_nothing_with_it(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(folder, 1)
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "the connection is gone")
+
+    monkeypatch.setattr("modalities.checkpointing.fsdp.fsdp_checkpoint_saving.point_at", fail)
+    with pytest.raises(CheckpointError, match="the connection is gone"):
+        _save(folder, 2)
+    assert _steps(folder) == [1, 2]
+    assert _loaded(checkpoints_in(as_location(folder))[-1].path) == [2]
+
+
 def test_what_a_killed_save_left_does_not_count_and_is_replaced(folder: str) -> None:
     _save(folder, 1)
     (first,) = checkpoints_in(as_location(folder))

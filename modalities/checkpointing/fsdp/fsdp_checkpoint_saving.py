@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from enum import Enum
@@ -14,7 +13,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from modalities import durability
 from modalities.checkpointing import paths
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.discovery import saved_in
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
 from modalities.checkpointing.lock import lock, unlock
 from modalities.checkpointing.manifest import FileRecord
@@ -22,24 +20,23 @@ from modalities.checkpointing.rehearsal import rehearse_space, rehearse_writing
 from modalities.checkpointing.resume_state import ResumeState, collect_resume_state, resume_state_bytes
 from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.safe_reading import read_state_file
-from modalities.checkpointing.saving.checksummed_file import ChecksummedFile
+from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener
 from modalities.checkpointing.saving.description import describe, mesh_of, tensor_record, tensors_in
 from modalities.checkpointing.saving.full_files import save_full_model, save_full_optimizer
 from modalities.checkpointing.saving.saver import DistributedSaver, SaveTimes, SavingOptions, WrittenState
 from modalities.checkpointing.storage import (
     Destination,
-    RenamedFolder,
-    absolute,
     as_location,
     commit_names,
     destination_of,
     discard,
     is_remote,
+    point_at,
     remove,
     sweep,
-    write_pointer,
 )
 from modalities.checkpointing.uploading import Uploader
+from modalities.checkpointing.verification import saved_in
 from modalities.durability import temporary_path, write_file
 from modalities.exceptions import CheckpointError
 from modalities.parallel.process_group import on_rank_zero
@@ -92,10 +89,11 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
     def save_checkpoint(self, app_state: AppState, training_progress: TrainingProgress) -> Path:
         if self._saver is None:
             self._saver = DistributedSaver(self.options)
-            on_rank_zero(lambda: _make_folder(self.checkpoint_path))
+            on_rank_zero(lambda: _writing(self.checkpoint_path, lambda: _make_folder(self.checkpoint_path)))
         final = self._folder(training_progress)
         resume_state = collect_resume_state(training_progress, app_state.rank_state)
         context, mesh, saver = self.context, mesh_of(app_state.model_parts), self._saver
+        retain = self.after_commit
 
         def commit(written: WrittenState) -> None:
             destination, files = written.destination, written.files
@@ -104,14 +102,14 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
             tensors = tensors_in(written.metadata)
             manifest = describe("dcp", self.experiment_id, training_progress, context, mesh, files, tensors)
             destination.commit(manifest.to_bytes())
-            _point_at(self.checkpoint_path, {"checkpoint_folder_path": final})
+            point_at(self.checkpoint_path, {"checkpoint_folder_path": final})
 
         def after_commit(times: SaveTimes) -> None:
             _report(final, times)
             if self.uploader is not None:
                 self.uploader.add(final)
-            if self.after_commit is not None:
-                self.after_commit()
+            if retain is not None:
+                retain()
 
         def place(save_id: str) -> Destination:
             return destination_of(final, save_id)
@@ -187,17 +185,17 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
                 "use the variant dcp"
             )
         if not self._is_open:
-            on_rank_zero(lambda: _make_folder(self.checkpoint_path))
+            on_rank_zero(lambda: _writing(self.checkpoint_path, lambda: _make_folder(self.checkpoint_path)))
             self._is_open = True
         scheduler = app_state.lr_scheduler
         resume_state = collect_resume_state(
             training_progress, app_state.rank_state, scheduler.state_dict() if scheduler else None
         )
-        names = {entity: self._file(training_progress, entity) for entity in _FILES_OF_FSDP1}
+        names = {entity: self._file(training_progress, entity) for entity in paths.ENTITIES_OF_FSDP1}
         temporary = {entity: temporary_path(final) for entity, final in names.items()}
         try:
             self._write_and_commit(app_state, model, training_progress, resume_state, names, temporary)
-        except (OSError, CheckpointError) as error:
+        except CheckpointError as error:
             if self.global_rank == 0:
                 for path in temporary.values():
                     remove(path)
@@ -213,17 +211,19 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         names: dict[str, Path],
         temporary: dict[str, Path],
     ) -> None:
-        opener = RenamedFolder(names["model"], "")
         records: dict[str, FileRecord | None] = {}
 
         def write_small_files() -> None:
             for path in temporary.values():
                 remove(path)
-            records["resume_state"] = _write(temporary["resume_state"], opener, resume_state_bytes(resume_state))
+            records["resume_state"] = _write(
+                temporary["resume_state"], durability.layer, resume_state_bytes(resume_state)
+            )
 
-        on_rank_zero(write_small_files)
-        records["optimizer"] = save_full_optimizer(model, app_state.optimizer, temporary["optimizer"], opener)
-        records["model"] = save_full_model(model, temporary["model"], opener)
+        on_rank_zero(lambda: _writing(names["model"], write_small_files))
+        layer = durability.layer
+        records["optimizer"] = save_full_optimizer(model, app_state.optimizer, temporary["optimizer"], layer)
+        records["model"] = save_full_model(model, temporary["model"], layer)
 
         def commit() -> None:
             files = {names[entity].name: record for entity, record in records.items() if record is not None}
@@ -231,15 +231,15 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
             tensors = {key: tensor_record(tensor.dtype, tensor.shape) for key, tensor in state.items()}
             manifest = describe("fsdp1", self.experiment_id, progress, self.context, {}, files, tensors)
             write_file(temporary["manifest"], manifest.to_bytes())
-            commit_names([(temporary[entity], names[entity]) for entity in _FILES_OF_FSDP1])
+            commit_names([(temporary[entity], names[entity]) for entity in paths.ENTITIES_OF_FSDP1])
             pointed = {f"{entity}_checkpoint_path": names[entity] for entity in ("model", "optimizer")}
-            _point_at(self.checkpoint_path, pointed)
+            point_at(self.checkpoint_path, pointed)
 
-        on_rank_zero(commit)
+        on_rank_zero(lambda: _writing(names["model"], commit))
 
     def delete_checkpoint(self, training_progress: TrainingProgress) -> None:
         # the model's file first: without it the rest is no checkpoint
-        for entity in reversed(_FILES_OF_FSDP1):
+        for entity in reversed(paths.ENTITIES_OF_FSDP1):
             file = self._file(training_progress, entity)
             if file.exists() or entity == CheckpointingEntityType.MODEL.value:
                 discard(file)
@@ -257,27 +257,25 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         return self.checkpoint_path / paths.checkpoint_name(self.experiment_id, progress, entity)
 
 
-_FILES_OF_FSDP1 = ("optimizer", paths.RESUME_STATE_ENTITY, paths.MANIFEST_ENTITY, "model")
-"""In the order in which they get their names; the last one decides."""
+def _writing(path: Path, work: Callable[[], None]) -> None:
+    """Do what may find the disk full, or closed to us."""
+    try:
+        work()
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def _make_folder(folder: Path) -> None:
-    try:
-        if not is_remote(folder):
-            durability.layer.make_folder(folder)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+    if not is_remote(folder):
+        durability.layer.make_folder(folder)
 
 
 def _take_folder(folder: Path, experiment_id: str) -> None:
     """Make the folder, take it for this run, and clean up after one that was killed."""
     _make_folder(folder)
-    try:
-        lock(folder, experiment_id)
-        for told in sweep(folder, experiment_id):
-            logger.warning("%s", told)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+    lock(folder, experiment_id)
+    for told in sweep(folder, experiment_id):
+        logger.warning("%s", told)
 
 
 def _release(execution: DCPCheckpointSaving | FSDP1CheckpointSaving) -> None:
@@ -289,7 +287,7 @@ def _rehearse(
     execution: DCPCheckpointSaving | FSDP1CheckpointSaving, app_state: AppState, num_kept: int | None
 ) -> None:
     folder = execution.checkpoint_path
-    on_rank_zero(lambda: _take_folder(folder, execution.experiment_id))
+    on_rank_zero(lambda: _writing(folder, lambda: _take_folder(folder, execution.experiment_id)))
     rehearse_writing(folder, execution.experiment_id)
     there = on_rank_zero(lambda: _num_bytes_in(folder))
     rehearse_space(folder, app_state, num_kept, there)
@@ -301,15 +299,10 @@ def _num_bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _write(path: Path, destination: Destination, content: bytes) -> FileRecord:
-    with ChecksummedFile(path, destination) as file:
+def _write(path: Path, opener: Opener, content: bytes) -> FileRecord:
+    with ChecksummedFile(path, opener) as file:
         file.write(content)
         return file.record()
-
-
-def _point_at(folder: Path, named: dict[str, Path]) -> None:
-    info = {key: str(absolute(path)) for key, path in named.items()}
-    write_pointer(folder / paths.LAST_CHECKPOINT_INFO, json.dumps(info, indent=2).encode() + b"\n")
 
 
 def _report(final: Path, times: SaveTimes) -> None:

@@ -97,9 +97,7 @@ def _metadata_of(folder: Path) -> bytes:
         raise CheckpointError(f"no such checkpoint: {folder}")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a DCP checkpoint is a folder")
-    content = read_metadata_bytes(folder)
-    parse_metadata(content, folder)
-    return content
+    return read_metadata_bytes(folder)
 
 
 def _files_of(metadata: Metadata) -> tuple[str, ...]:

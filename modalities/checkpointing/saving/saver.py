@@ -102,11 +102,15 @@ class _Save:
     commit: Callable[[WrittenState], None]
     after_commit: Callable[[SaveTimes], None]
     snapshot: Snapshot | None
-    waits: bool
     started: float
     times: SaveTimes = field(default_factory=SaveTimes)
     error: CheckpointError | None = None
     thread: threading.Thread | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether training waits for it, since what is written is the state itself."""
+        return self.snapshot is None
 
 
 class DistributedSaver:
@@ -122,7 +126,6 @@ class DistributedSaver:
         self.options = options
         self.plan: RankPlan | None = None
         self.snapshot: Snapshot | None = None
-        self.last_times: SaveTimes | None = None
         self._in_flight: _Save | None = None
         self._mode: Mode = "sync"
         self._job_token = ""
@@ -178,7 +181,6 @@ class DistributedSaver:
             commit,
             after_commit,
             snapshot,
-            self._mode == "sync",
             started,
             times,
         )
@@ -222,7 +224,6 @@ class DistributedSaver:
             return
         remaining = save.agreement.seconds_left
         save.thread.join(remaining if patience_s is None else min(patience_s, remaining))
-        self.last_times = save.times
         if save.thread.is_alive():
             self.snapshot = None  # a writer that is stuck may still read it
             waited = save.agreement.timeout_s if patience_s is None else patience_s
@@ -236,12 +237,7 @@ class DistributedSaver:
     def _make_ready(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
         """Plan, the first time and whenever the state has another form."""
         signature = signature_of(flat)
-        changed = self.plan is None or self.plan.signature != signature
-        if world_size() > 1:
-            flag = torch.tensor([float(changed)])
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            changed = bool(flag)
-        if not changed:
+        if not _on_any_rank(self.plan is None or self.plan.signature != signature):
             return
         self.plan = make_plan(state, signature)
         self.snapshot = None
@@ -250,15 +246,20 @@ class DistributedSaver:
         self._mode = self.options.mode or self._mode_that_fits(self.plan)
 
     def _mode_that_fits(self, plan: RankPlan) -> Mode:
-        fits = fits_in_memory(plan.num_tensor_bytes)
-        if world_size() > 1:
-            flag = torch.tensor([float(fits)])
-            dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-            fits = bool(flag)
+        fits = not _on_any_rank(not fits_in_memory(plan.num_tensor_bytes))
         if not fits and global_rank() == 0:
             size = plan.num_tensor_bytes / 1e9
             logger.warning("a snapshot of %.1f GB a rank does not fit into memory: training waits for each save", size)
         return "async" if fits else "sync"
+
+
+def _on_any_rank(is_so: bool) -> bool:
+    """Whether it is so on some rank; the same answer on all."""
+    if world_size() == 1:
+        return is_so
+    flag = torch.tensor([float(is_so)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def _carry_out(save: _Save) -> None:
@@ -282,10 +283,15 @@ def _carry_out(save: _Save) -> None:
         save.times.commit_s = time.perf_counter() - written
         if save.waits:
             save.times.blocked_s = time.perf_counter() - save.started
-        if agreement.rank == 0:
-            save.after_commit(save.times)
     except BaseException as error:
         save.error = _tell(save, error)
+        return
+    if agreement.rank == 0:
+        try:
+            save.after_commit(save.times)
+        except Exception:
+            # the other ranks know it as committed already, and it is
+            logger.exception("%s is committed, but what was to follow failed", save.destination.final)
 
 
 def _write_own_file(save: _Save) -> tuple[dict[str, FileRecord], dict[MetadataIndex, _StorageInfo]]:
