@@ -280,3 +280,22 @@ def test_fsdp1_files_are_read_on_rank_zero_wrapped_and_scattered(tmp_path: Path)
         "model_checkpoint_path": str(checkpoint.path),
         "optimizer_checkpoint_path": str(checkpoint.optimizer_path),
     }
+
+
+@pytest.mark.parametrize("wrapper", ["fsdp1", "fsdp2"])
+def test_resuming_goes_back_to_the_newest_whole_checkpoint(tmp_path: Path, wrapper: str) -> None:
+    config = write_config(tiny_config(tmp_path, wrapper=wrapper, checkpointing_interval=2), tmp_path / "config.yaml")
+    run_on_ranks(_run, 2, config, tmp_path, "run")
+    saved = checkpoints_in(tmp_path / "run" / "checkpoints")
+    expected = (tmp_path / "run" / "metrics.jsonl").read_text()
+    for checkpoint, damaged in ((saved[-1], "data"), (saved[-2], "manifest")):
+        data = checkpoint.path / "__0_0.distcp" if checkpoint.is_distributed else checkpoint.path
+        file = data if damaged == "data" else checkpoint.manifest_path
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    run_on_ranks(_resume, 2, config, tmp_path, "run")
+    last_lines = [text.splitlines()[-1] for text in (expected, (tmp_path / "run" / "metrics.jsonl").read_text())]
+    losses = [json.loads(line)["losses"] for line in last_lines]
+    assert losses[0] == losses[1]
+    assert [c.progress.num_seen_steps for c in checkpoints_in(tmp_path / "run" / "checkpoints")] == [2, 4, 6, 8]
