@@ -104,16 +104,13 @@ class CheckpointSaving:
         """Whether a save beside training has failed, as far as this rank knows."""
         return self.execution.has_failed
 
-    def settle(self, patience_s: float | None = None) -> None:
+    def settle(self) -> None:
         """Wait for a checkpoint that is still being written; all ranks must call it.
-
-        Args:
-            patience_s: No longer than this.
 
         Raises:
             CheckpointError: It could not be written.
         """
-        self.execution.settle(patience_s)
+        self.execution.settle()
 
     def close(self) -> None:
         """Let go of the folder, at the end of a run, be it a good one or not."""

@@ -72,11 +72,8 @@ class CheckpointSavingExecutionABC(ABC):
         """Whether a save beside training has failed on this rank, as far as is known; costs nothing."""
         return False
 
-    def settle(self, patience_s: float | None = None) -> None:
+    def settle(self) -> None:
         """Wait for a save that is still being written; all ranks call it together.
-
-        Args:
-            patience_s: No longer than this.
 
         Raises:
             CheckpointError: It failed.

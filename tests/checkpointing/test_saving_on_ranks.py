@@ -220,6 +220,45 @@ def test_a_rank_that_dies_while_saving_hangs_nobody(tmp_path: Path, mode: Mode, 
     run_on_ranks(_loads_one, 2, tmp_path)
 
 
+def _train_for_ever() -> None:
+    while True:
+        dist.all_reduce(torch.ones(1))
+
+
+def _leaves_after_a_death(folder: Path) -> None:
+    saving, app_state = _saving(folder, "async"), _app_state(1)
+    saving.save_now(_progress(1), app_state)
+    saving.settle()
+    if dist.get_rank() == 1:
+        durability.layer = CountingLayer(3, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    saving.save_now(_progress(2), app_state)
+    with pytest.raises(RuntimeError):
+        _train_for_ever()
+    begun = time.monotonic()
+    saving.close()
+    assert time.monotonic() - begun < 15
+
+
+def test_who_is_left_does_not_wait_for_a_rank_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="rank 1 died: exit code -9") as failure:
+        run_on_ranks(_leaves_after_a_death, 2, tmp_path)
+    assert "rank 0 raised" in str(failure.value), "the barrier at the end"
+    assert "assert" not in str(failure.value)
+    assert [c.progress.num_seen_steps for c in checkpoints_in(tmp_path)] == [1]
+
+
+def _fails_while_writing(folder: Path) -> None:
+    durability.layer = SlowLayer(0.3)
+    saving = _saving(folder, "async")
+    saving.save_now(_progress(1), _app_state(1))
+    saving.close()
+
+
+def test_a_save_in_flight_comes_about_though_the_job_has_failed_elsewhere(tmp_path: Path) -> None:
+    run_on_ranks(_fails_while_writing, 2, tmp_path)
+    run_on_ranks(_loads_one, 2, tmp_path)
+
+
 def _loads_one(folder: Path) -> None:
     assert _loaded(folder) == [1]
 

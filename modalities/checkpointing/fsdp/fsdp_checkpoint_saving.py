@@ -134,14 +134,15 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
     def has_failed(self) -> bool:
         return self._saver is not None and self._saver.has_failed
 
-    def settle(self, patience_s: float | None = None) -> None:
+    def settle(self) -> None:
         if self._saver is not None:
-            self._saver.settle(patience_s)
+            self._saver.settle()
 
     def close(self) -> None:
         try:
-            # what is still in flight here was cut off by a failure elsewhere: the other ranks may be gone
-            self.settle(_PATIENCE_AT_FAILURE_S)
+            if self._saver is not None:
+                # what is still in flight here was cut off by a failure elsewhere: the other ranks may be gone
+                self._saver.settle_after_failure(_PATIENCE_AT_FAILURE_S)
         except CheckpointError as error:
             logger.warning("%s", error)
         if self.uploader is not None:

@@ -7,7 +7,10 @@ all others for as long as their timeout lasts.
 from __future__ import annotations
 
 import pickle
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -16,6 +19,8 @@ from modalities.exceptions import CheckpointError
 
 _POLL_S = (0.001, 0.05)
 _GRACE_S = 0.5
+_BEAT_S = 1.0
+_GONE_AFTER_S = 5.0
 
 
 class SaveFailed(CheckpointError):
@@ -38,6 +43,37 @@ class SaveAgreement:
         self.save_id = save_id
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.deadline = time.monotonic() + timeout_s
+        self._last_beats: dict[int, tuple[int, float]] = {}
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Within the context this rank shows that its process lives, however long a write takes."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_S):
+                with suppress(RuntimeError):  # the store has gone: the save fails by that, and tells so
+                    self.store.add(f"beat/{self.rank}", 1)
+
+        threading.Thread(target=beat, daemon=True, name="checkpoint-heartbeat").start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def gone(self) -> int | None:
+        """A rank that has more to do and whose process shows no life, though it has been asked about for some seconds."""
+        for rank in range(self.world_size):
+            has_more_to_do = rank == 0 or not self.store.check([f"result/{rank}"])
+            if rank == self.rank or not has_more_to_do:
+                continue
+            beats, now = self.store.add(f"beat/{rank}", 0), time.monotonic()
+            last, since = self._last_beats.get(rank, (-1, now))
+            if beats != last:
+                self._last_beats[rank] = (beats, now)
+            elif now - since > _GONE_AFTER_S:
+                return rank
+        return None
 
     @property
     def is_overdue(self) -> bool:
@@ -55,8 +91,8 @@ class SaveAgreement:
         self.store.add("ended", 1)
 
     def tell_failure(self, cause: str) -> None:
-        """Tell all ranks that the save cannot succeed; the first to tell is heard."""
-        self.store.compare_set("failure", "", f"rank {self.rank}: {cause}")
+        """Tell all ranks that the save cannot succeed, and which rank is why; the first to tell is heard."""
+        self.store.compare_set("failure", "", cause)
         self.store.add("ended", 1)
 
     def results(self) -> list[Any]:

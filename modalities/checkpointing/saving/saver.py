@@ -41,6 +41,8 @@ Mode = Literal["async", "sync"]
 _NICENESS = 5
 """Training goes first where cores are scarce."""
 
+_GLANCE_S = 0.2
+
 
 @dataclass(frozen=True)
 class SavingOptions:
@@ -210,26 +212,54 @@ class DistributedSaver:
             return False
         return save.error is not None or (save.thread.is_alive() and save.agreement.is_overdue)
 
-    def settle(self, patience_s: float | None = None) -> None:
+    def settle(self) -> None:
         """Wait for the save in flight, if there is one.
-
-        Args:
-            patience_s: No longer than this, though its deadline may be later.
 
         Raises:
             CheckpointError: It failed, on any rank.
         """
+        if self._in_flight is not None:
+            self._join(self._in_flight.agreement.seconds_left)
+        self._conclude()
+
+    def settle_after_failure(self, patience_s: float) -> None:
+        """Wait for the save in flight though the job has failed elsewhere, as long as it can still come about.
+
+        Args:
+            patience_s: At most so long.
+
+        Raises:
+            CheckpointError: It failed, took too long, or has lost a rank.
+        """
+        save = self._in_flight
+        ends_at = time.monotonic() + patience_s
+        while save is not None and not self._join(_GLANCE_S):
+            rank = None
+            with suppress(RuntimeError):  # the store has gone: the writer finds that out
+                rank = save.agreement.gone()
+            if rank is not None:
+                self._conclude(f"rank {rank}: its process is gone")
+            if time.monotonic() > ends_at:
+                self._conclude(f"rank {save.agreement.rank}: no answer within {patience_s:g} s")
+        self._conclude()
+
+    def _join(self, timeout_s: float) -> bool:
+        """Whether the writer has ended."""
+        assert self._in_flight is not None
+        assert self._in_flight.thread is not None
+        self._in_flight.thread.join(timeout_s)
+        return not self._in_flight.thread.is_alive()
+
+    def _conclude(self, cause: str | None = None) -> None:
+        """Part with the save in flight; one whose writer has not ended has failed."""
         save, self._in_flight = self._in_flight, None
         if save is None or save.thread is None:
             return
-        remaining = save.agreement.seconds_left
-        save.thread.join(remaining if patience_s is None else min(patience_s, remaining))
         if save.thread.is_alive():
             self.snapshot = None  # a writer that is stuck may still read it
-            waited = save.agreement.timeout_s if patience_s is None else patience_s
-            cause = f"rank {save.agreement.rank}: no answer within {waited:g} s"
+            cause = cause or f"rank {save.agreement.rank}: no answer within {save.agreement.timeout_s:g} s"
             with suppress(RuntimeError):
-                save.agreement.tell_failure(f"no answer within {waited:g} s")
+                save.agreement.tell_failure(cause)
             raise _failed(save, cause)
         if save.error is not None:
             raise save.error
@@ -269,20 +299,8 @@ def _carry_out(save: _Save) -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     agreement = save.agreement
     try:
-        if save.snapshot is not None:
-            save.snapshot.wait()
-        begun = time.perf_counter()
-        agreement.tell_written(_write_own_file(save))
-        written = time.perf_counter()
-        save.times.write_s = written - begun
-        if agreement.rank == 0:
-            _gather_and_commit(save, agreement.results())
-            agreement.tell_committed()
-        else:
-            agreement.wait_until_committed()
-        save.times.commit_s = time.perf_counter() - written
-        if save.waits:
-            save.times.blocked_s = time.perf_counter() - save.started
+        with agreement.beating():
+            _write_and_agree(save)
     except BaseException as error:
         save.error = _tell(save, error)
         return
@@ -292,6 +310,24 @@ def _carry_out(save: _Save) -> None:
         except Exception:
             # the other ranks know it as committed already, and it is
             logger.exception("%s is committed, but what was to follow failed", save.destination.final)
+
+
+def _write_and_agree(save: _Save) -> None:
+    agreement = save.agreement
+    if save.snapshot is not None:
+        save.snapshot.wait()
+    begun = time.perf_counter()
+    agreement.tell_written(_write_own_file(save))
+    written = time.perf_counter()
+    save.times.write_s = written - begun
+    if agreement.rank == 0:
+        _gather_and_commit(save, agreement.results())
+        agreement.tell_committed()
+    else:
+        agreement.wait_until_committed()
+    save.times.commit_s = time.perf_counter() - written
+    if save.waits:
+        save.times.blocked_s = time.perf_counter() - save.started
 
 
 def _write_own_file(save: _Save) -> tuple[dict[str, FileRecord], dict[MetadataIndex, _StorageInfo]]:
@@ -339,10 +375,9 @@ def _tell(save: _Save, error: BaseException) -> CheckpointError:
     if isinstance(error, SaveFailed):
         cause = str(error)
     else:
-        own = _cause_of(error)
-        cause = f"rank {agreement.rank}: {own}"
+        cause = f"rank {agreement.rank}: {_cause_of(error)}"
         with suppress(RuntimeError):  # the store may have gone with the rank that held it
-            agreement.tell_failure(own)
+            agreement.tell_failure(cause)
             cause = agreement.failure() or cause
     if agreement.rank == 0:
         with suppress(RuntimeError):
