@@ -102,9 +102,15 @@ def write_file(path: Path, content: bytes) -> None:
         layer.sync(file)
 
 
-def replace_file(final: Path, content: bytes) -> None:
-    """Write a file that appears whole, durable, in place of what had its name."""
-    temporary = temporary_path(final)
+def replace_file(final: Path, content: bytes, mark: str = "") -> None:
+    """Write a file that appears whole, durable, in place of what had its name.
+
+    Args:
+        final: Its name.
+        content: All of it.
+        mark: Tells those apart that may replace it at the same time.
+    """
+    temporary = temporary_path(final, mark)
     layer.remove_file(temporary)
     try:
         write_file(temporary, content)

@@ -23,7 +23,7 @@ ENTITIES_OF_FSDP1 = ("optimizer", RESUME_STATE_ENTITY, MANIFEST_ENTITY, "model")
 """Files of an FSDP1 checkpoint in the order in which they get their names, and go in reverse: the model's decides."""
 
 _NAME = re.compile(
-    r"^eid_(?P<experiment_id>.+?)(?:-(?P<entity>model|optimizer|resume_state|manifest))?"
+    r"^eid_(?P<experiment_id>.+?)(?:-(?P<entity>model|optimizer|resume_state|manifest)(?=.*\.(?:bin|json)$))?"
     r"-seen_steps_(?P<num_seen_steps>\d+)-seen_tokens_(?P<num_seen_tokens>\d+)"
     r"-target_steps_(?P<num_target_steps>\d+)-target_tokens_(?P<num_target_tokens>\d+)(?:\.bin|\.json)?$"
 )

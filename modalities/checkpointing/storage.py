@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 from modalities import durability
 from modalities.checkpointing.manifest import MANIFEST_FILE
-from modalities.checkpointing.paths import LAST_CHECKPOINT_INFO
+from modalities.checkpointing.paths import LAST_CHECKPOINT_INFO, parse_checkpoint_name
 from modalities.durability import remove_tree, replace_file, temporary_path, write_file
 from modalities.exceptions import UserError
 
@@ -28,6 +28,13 @@ SUPERSEDED_PREFIX = ".superseded-"
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)?", re.DOTALL)
 """A Path has lost one of the slashes."""
+
+_LEFTOVER = re.compile(
+    rf"{re.escape(durability.TEMPORARY_PREFIX)}{re.escape(LAST_CHECKPOINT_INFO)}-eid_(?P<pointer_of>.+)"
+    rf"|{re.escape(durability.TEMPORARY_PREFIX)}eid_(?P<probe_of>.+)-probe[12]"
+    r"|\.(?:tmp|trash|superseded)-(?P<checkpoint>eid_.+-target_tokens_\d+(?:\.bin|\.json)?)(?:-[0-9a-f]{8}-\d+)?",
+    re.DOTALL,
+)
 
 
 def as_location(path: Path | str) -> Path:
@@ -189,16 +196,19 @@ def point_at(folder: Path, named: Mapping[str, Path]) -> Path:
     """
     pointer = folder / LAST_CHECKPOINT_INFO
     info = {key: str(absolute(path)) for key, path in named.items()}
-    replace_content(pointer, json.dumps(info, indent=2).encode() + b"\n")
+    parsed = parse_checkpoint_name(next(iter(named.values())))
+    # runs of other IDs may write to the same folder
+    mark = f"eid_{parsed[0]}" if parsed is not None else ""
+    replace_content(pointer, json.dumps(info, indent=2).encode() + b"\n", mark)
     return pointer
 
 
-def replace_content(path: Path, content: bytes) -> None:
-    """Replace a small file in one step."""
+def replace_content(path: Path, content: bytes, mark: str = "") -> None:
+    """Replace a small file in one step; the mark tells those apart that may do so at the same time."""
     if is_remote(path):
         path.write_bytes(content)  # a store replaces an object in one step
     else:
-        replace_file(path, content)
+        replace_file(path, content, mark)
 
 
 def discard(path: Path) -> None:
@@ -247,8 +257,8 @@ def sweep(folder: Path, experiment_id: str) -> list[str]:
     if is_remote(folder) or not folder.is_dir():
         return []
     told = []
-    own = f"eid_{experiment_id}-"
-    aside = [path for path in sorted(folder.iterdir()) if path.name.startswith(SUPERSEDED_PREFIX + own)]
+    leftovers = [path for path in sorted(folder.iterdir()) if _left_by(path) == experiment_id]
+    aside = [path for path in leftovers if path.name.startswith(SUPERSEDED_PREFIX)]
     # decided before anything is put back
     committed = {path: _deciding_name(path).exists() for path in aside}
     for path in aside:
@@ -258,13 +268,24 @@ def sweep(folder: Path, experiment_id: str) -> list[str]:
         else:
             durability.layer.rename(path, final)
             told.append(f"{final.name} was about to be replaced when the run was killed: it is back")
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith((durability.TEMPORARY_PREFIX + own, TRASH_PREFIX + own)):
+    for path in leftovers:
+        if path not in aside:
             remove(path)
             told.append(f"removed {path.name}, left behind by a run that was killed")
     if told:
         durability.layer.sync_folder(folder)
     return told
+
+
+def _left_by(path: Path) -> str | None:
+    """The experiment that a name of something unfinished tells; None for any other name."""
+    match = _LEFTOVER.fullmatch(path.name)
+    if match is None:
+        return None
+    if (named := match["pointer_of"] or match["probe_of"]) is not None:
+        return named
+    parsed = parse_checkpoint_name(path.with_name(match["checkpoint"]))
+    return parsed[0] if parsed is not None else None
 
 
 def _deciding_name(aside: Path) -> Path:

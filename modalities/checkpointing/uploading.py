@@ -1,22 +1,23 @@
-"""The second tier: committed checkpoints are copied to a store of objects, beside training."""
+"""The second tier: committed checkpoints are copied to another folder or store of objects, beside training."""
 
 from __future__ import annotations
 
 import logging
-import shutil
+import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from modalities.checkpointing.manifest import MANIFEST_FILE
-from modalities.checkpointing.storage import as_location, is_remote, point_at
+from modalities.checkpointing.manifest import MANIFEST_FILE, FileRecord, read_manifest
+from modalities.checkpointing.saving.checksummed_file import BLOCK_BYTES, ChecksummedFile
+from modalities.checkpointing.storage import as_location, destination_of, is_remote, point_at, sweep
+from modalities.exceptions import DamagedCheckpoint
 
 logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 4
 _NUM_TRIES = 3
-_COPY_BYTES = 8 << 20
 
 
 class Uploader:
@@ -83,16 +84,33 @@ class Uploader:
 
 
 def upload(checkpoint: Path, target: Path) -> None:
-    """Copy a checkpoint's folder, its manifest last: with it the copy exists."""
+    """Copy a checkpoint's folder: the copy is there whole, or not at all.
+
+    Raises:
+        DamagedCheckpoint: What was read is not what had been written.
+    """
+    manifest_file = checkpoint / MANIFEST_FILE
+    manifest = read_manifest(manifest_file)
+    assert manifest is not None, f"{checkpoint} is committed"
+    destination = destination_of(target, f"{secrets.token_hex(4)}-1")
     if not is_remote(target):
-        target.mkdir(parents=True, exist_ok=True)
-    names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST_FILE)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        list(threads.map(lambda name: _copy(checkpoint / name, target / name), names))
-    _copy(checkpoint / MANIFEST_FILE, target / MANIFEST_FILE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent, manifest.experiment_id)
+
+    def copy(item: tuple[str, FileRecord]) -> None:
+        name, record = item
+        with ChecksummedFile(destination.working / name, destination) as copied, (checkpoint / name).open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                copied.write(block)
+            if copied.record() != record:
+                raise DamagedCheckpoint(f"{checkpoint / name} is not as it was written")
+
+    try:
+        destination.begin()
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            list(threads.map(copy, manifest.files.items()))
+        destination.commit(manifest_file.read_bytes())
+    except BaseException:
+        destination.abandon()
+        raise
     point_at(target.parent, {"checkpoint_folder_path": target})
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("wb") as written:
-        shutil.copyfileobj(read, written, _COPY_BYTES)

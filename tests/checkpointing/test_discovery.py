@@ -25,11 +25,9 @@ def _dcp(folder: Path, step: int, experiment_id: str = "run-1") -> Path:
 
 
 def test_names_are_read_back() -> None:
-    for experiment_id in ("a", "a-model", "2026-01-31__12-00-00_x", "eid_seen_steps_3"):
-        for entity in (None, "model", "optimizer", "resume_state"):
+    for experiment_id in ("a", "a-model", "a-manifest", "2026-01-31__12-00-00_x", "eid_seen_steps_3"):
+        for entity in (None, "model", "optimizer", "resume_state", "manifest"):
             name = checkpoint_name(experiment_id, _progress(12), entity)
-            if (experiment_id, entity) == ("a-model", None):
-                continue  # the name itself is ambiguous there
             assert parse_checkpoint_name(Path(name)) == (experiment_id, entity, _progress(12))
     assert parse_checkpoint_name(Path(".tmp-" + checkpoint_name("a", _progress(1)))) is None
 

@@ -21,6 +21,7 @@ from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSa
 from modalities.checkpointing.reading.loading import verify_together
 from modalities.checkpointing.retention import SaveKMostRecentCheckpointsStrategy
 from modalities.checkpointing.storage import sweep
+from modalities.checkpointing.uploading import upload
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 from tests.checkpointing.faulty_layers import CountingLayer, PowerLossLayer, die
@@ -157,6 +158,39 @@ def test_power_lost_after_any_operation(tmp_path: Path, scenario: str) -> None:
     assert seen[-2:] == [(step, 2.0)] * 2
     last_old = max(index for index, found in enumerate(seen) if found == (FIRST_STEP, 1.0))
     assert (step, 2.0) not in seen[: last_old - 2], "once it is there it stays"
+
+
+def test_an_upload_that_is_killed_leaves_no_half_of_a_copy(tmp_path: Path) -> None:
+    _save(tmp_path / "fast", FIRST_STEP, 1.0)
+    (checkpoint,) = checkpoints_in(tmp_path / "fast")
+    seen = set()
+    for at in itertools.count(1):
+        target = tmp_path / str(at) / checkpoint.path.name
+        process = os.fork()
+        if process == 0:
+            durability.layer = CountingLayer(at, die)
+            upload(checkpoint.path, target)
+            os._exit(0)
+        _, status = os.waitpid(process, 0)
+        copies = checkpoints_in(target.parent) if target.parent.exists() else []
+        seen.add(len(copies))
+        if copies:
+            assert _found(target.parent) == (FIRST_STEP, 1.0)
+        upload(checkpoint.path, target)
+        assert _found(target.parent) == (FIRST_STEP, 1.0)
+        assert not [path.name for path in target.parent.iterdir() if path.name.startswith(".")]
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+    assert seen == {0, 1}
+
+
+def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
+    _save(tmp_path / "fast", FIRST_STEP, 1.0)
+    (checkpoint,) = checkpoints_in(tmp_path / "fast")
+    _flip(checkpoint.path / "__0_0.distcp", 4000)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is not as it was written"):
+        upload(checkpoint.path, tmp_path / "copies" / checkpoint.path.name)
+    assert list((tmp_path / "copies").iterdir()) == []
 
 
 def _flip(path: Path, bit: int) -> None:

@@ -88,12 +88,21 @@ def test_what_was_replaced_goes_if_the_run_was_killed_behind_the_commit(tmp_path
 
 
 def test_only_leftovers_of_the_run_itself_are_swept(tmp_path: Path) -> None:
-    own, other = (tmp_path / f".tmp-eid_{name}-seen_steps_1" for name in ("x", "y"))
-    for folder in (own, other):
-        folder.mkdir()
-        (folder / "data").touch()
-    assert len(sweep(tmp_path, "x")) == 1
-    assert list(tmp_path.iterdir()) == [other]
+    names = [
+        ".tmp-eid_{}-seen_steps_1-seen_tokens_2-target_steps_3-target_tokens_4-0123abcd-7",
+        ".tmp-eid_{}-model-seen_steps_1-seen_tokens_2-target_steps_3-target_tokens_4.bin",
+        ".tmp-eid_{}-manifest-seen_steps_1-seen_tokens_2-target_steps_3-target_tokens_4.json",
+        ".trash-eid_{}-seen_steps_1-seen_tokens_2-target_steps_3-target_tokens_4",
+        ".tmp-eid_{}-probe1",
+        ".tmp-last_checkpoint_info.json-eid_{}",
+    ]
+    for experiment_id in ("x", "x-y", "y"):
+        for name in names:
+            (tmp_path / name.format(experiment_id)).mkdir()
+    (tmp_path / ".tmp-my own").mkdir()
+    assert len(sweep(tmp_path, "x")) == len(names)
+    others = {name.format(experiment_id) for experiment_id in ("x-y", "y") for name in names}
+    assert {path.name for path in tmp_path.iterdir()} == {".tmp-my own", *others}
 
 
 def test_names_are_given_in_order_the_deciding_one_last(tmp_path: Path) -> None:
