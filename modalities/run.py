@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import shlex
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +22,7 @@ from modalities.composition.sweeps import jobs_of
 from modalities.config.dumping import dump_resolved
 from modalities.config.environment import Environment
 from modalities.config.yaml_loader import load_yaml
-from modalities.exceptions import Interrupted, UserError
+from modalities.exceptions import CheckpointError, Interrupted, UserError
 from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 NUM_PROCESSES_VARIABLE = "MODALITIES_NPROC"
 """Set for the processes that ``--nproc`` starts, to their number."""
+
+BEGAN_AT_VARIABLE = "MODALITIES_BEGAN_AT"
+"""Set for the processes that ``--nproc`` starts, to when the launcher began (``time.monotonic``)."""
 
 _EXPERIMENT_ID = re.compile(r"\w[\w .+@=-]*")
 
@@ -56,7 +60,8 @@ class RunRequest:
         config_folders: Further folders with groups for defaults lists.
         imports: Modules and ``.py`` files that register components.
         num_processes: How many processes the run will have, where no launcher has started them yet.
-        max_time_s: Seconds after which the run saves and stops, if it has a limit.
+        max_time_s: Seconds from the command's start after which the run saves and stops, if it has a limit.
+        began_at: When the command started (``time.monotonic``).
     """
 
     config: Path
@@ -69,6 +74,7 @@ class RunRequest:
     imports: tuple[str, ...] = ()
     num_processes: int | None = None
     max_time_s: float | None = None
+    began_at: float = field(default_factory=lambda: float(os.environ.get(BEGAN_AT_VARIABLE, time.monotonic())))
 
     def with_overrides(self, overrides: tuple[str, ...]) -> RunRequest:
         return replace(self, overrides=overrides)
@@ -231,10 +237,16 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         if resume_state is not None:
             restore_rng_state(resume_state)
 
-    stop_request = StopRequest(request.max_time_s)
+    # a queue's clock runs while imports, data and models are read, too
+    ends_at = None if request.max_time_s is None else request.began_at + request.max_time_s
+    stop_request = StopRequest(ends_at)
     try:
         with stop_request.listening():
             progress = trainer.train(progress, stop_request, set_random_states)
+    except CheckpointError as error:
+        if global_rank() != 0:
+            raise
+        raise CheckpointError(f"{error}\n{_what_is_left(request, saving, folder)}") from error
     finally:
         trainer.close()
         saving.close()
@@ -299,14 +311,29 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
         command = f'modalities generate --checkpoint {shlex.quote(str(target))} --prompt "…"'
         console.print(f"  generate with    {command}")
     elif summary.last_checkpoint is not None:
-        num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)
-        nproc = f" --nproc {num_processes}" if num_processes else ""
-        words = "".join(f" {shlex.quote(word)}" for word in _repeated_words(request))
-        config, root = shlex.quote(str(request.config)), shlex.quote(str(request.experiments_root))
-        console.print(
-            f"  resume with      modalities run --config {config} --experiments_root_path {root} "
-            f"--experiment_id {shlex.quote(summary.run_folder.name)}{nproc} --resume auto{words}"
-        )
+        console.print(f"  resume with      {_resume_command(request, summary.run_folder)}")
+
+
+def _what_is_left(request: RunRequest, saving: CheckpointSaving, folder: RunFolder) -> str:
+    """After a save that failed: the checkpoint before it, and how to go on from there."""
+    whole = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
+    if not whole:
+        return f"there is no checkpoint before it in {saving.checkpoint_path}"
+    return (
+        f"the one before it is {whole[-1].path.name}; when the cause is removed, go on from there with\n"
+        f"  {_resume_command(request, folder.path)}"
+    )
+
+
+def _resume_command(request: RunRequest, run_folder: Path) -> str:
+    num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)
+    nproc = f" --nproc {num_processes}" if num_processes else ""
+    words = "".join(f" {shlex.quote(word)}" for word in _repeated_words(request))
+    config, root = shlex.quote(str(request.config)), shlex.quote(str(request.experiments_root))
+    return (
+        f"modalities run --config {config} --experiments_root_path {root} "
+        f"--experiment_id {shlex.quote(run_folder.name)}{nproc} --resume auto{words}"
+    )
 
 
 def _repeated_words(request: RunRequest) -> list[str]:

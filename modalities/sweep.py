@@ -35,6 +35,7 @@ class Job:
         folder: The sweep's folder.
         imports: Modules and ``.py`` files that register components.
         num_processes: Processes on this machine, if it asks for several.
+        max_time_s: Seconds after which it saves and stops, if it has a limit.
     """
 
     name: str
@@ -43,12 +44,15 @@ class Job:
     folder: Path
     imports: tuple[str, ...] = ()
     num_processes: int | None = None
+    max_time_s: float | None = None
 
     def command(self) -> list[str]:
         """The command line that runs it."""
         words = [sys.executable, "-m", "modalities", "run", "--config", str(self.config)]
         words += ["--experiments_root_path", str(self.folder), "--experiment_id", self.name]
         words += [word for name in self.imports for word in ("--import", name)]
+        if self.max_time_s is not None:
+            words += ["--max-time", f"{self.max_time_s:.0f}"]
         return words + (["--nproc", str(self.num_processes)] if self.num_processes else [])
 
 
@@ -111,7 +115,7 @@ def prepare(request: RunRequest) -> list[Job]:
         name = f"job-{index:0{len(str(len(jobs_words) - 1))}d}"
         file = jobs_folder / f"{name}.yaml"
         file.write_text(dump_resolved(config.tree, config.imports), encoding="utf-8")
-        jobs.append(Job(name, words, file, folder, request.imports, request.num_processes))
+        jobs.append(Job(name, words, file, folder, request.imports, request.num_processes, request.max_time_s))
     return jobs
 
 

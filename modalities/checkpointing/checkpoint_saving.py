@@ -104,6 +104,11 @@ class CheckpointSaving:
         """Whether a save beside training has failed, as far as this rank knows."""
         return self.execution.has_failed
 
+    @property
+    def longest_save_s(self) -> float:
+        """Seconds that the longest save beside training took until it was committed."""
+        return self.execution.longest_save_s
+
     def settle(self) -> None:
         """Wait for a checkpoint that is still being written; all ranks must call it.
 

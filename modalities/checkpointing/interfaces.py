@@ -72,6 +72,11 @@ class CheckpointSavingExecutionABC(ABC):
         """Whether a save beside training has failed on this rank, as far as is known; costs nothing."""
         return False
 
+    @property
+    def longest_save_s(self) -> float:
+        """Seconds that the longest save beside training took until it was committed."""
+        return 0.0
+
     def settle(self) -> None:
         """Wait for a save that is still being written; all ranks call it together.
 

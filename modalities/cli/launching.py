@@ -12,14 +12,15 @@ from types import FrameType
 
 from modalities.cli.main import EXIT_USER_ERROR
 from modalities.exceptions import Interrupted
-from modalities.run import NUM_PROCESSES_VARIABLE
+from modalities.run import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE
 
 
-def launch(num_processes: int) -> None:
+def launch(num_processes: int, began_at: float) -> None:
     """Run this very command once per rank and wait; exits as the first failing rank did.
 
     Args:
         num_processes: Ranks on this machine.
+        began_at: When this command started.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -30,6 +31,7 @@ def launch(num_processes: int) -> None:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     os.environ[NUM_PROCESSES_VARIABLE] = str(num_processes)
+    os.environ[BEGAN_AT_VARIABLE] = str(began_at)
     if sys.platform == "linux":
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _pass_on)

@@ -66,7 +66,8 @@ max_time_option = click.option(
     "max_time_s",
     type=_Duration(),
     default=None,
-    help="Save and stop before so much time has passed, such as 23h30m; for queues with a limit.",
+    help="Save and stop before so much time has passed since the start, such as 23h30m; for queues with a limit. "
+    "In a sweep it holds for each job.",
 )
 
 import_option = click.option(

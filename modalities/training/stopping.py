@@ -24,15 +24,19 @@ class StopRequest:
     The ranks agree by a reduction that runs beside the step, so that asking costs no waiting.
 
     Args:
-        max_time_s: Seconds from now after which no further step is begun; None for no limit.
+        ends_at: When the run must have stopped (``time.monotonic``); None for no limit.
+
+    Attributes:
+        seconds_to_save: That the last checkpoint takes once it is asked to stop, as far as is known.
     """
 
-    def __init__(self, max_time_s: float | None = None) -> None:
+    def __init__(self, ends_at: float | None = None) -> None:
         self.reason: str | None = None
         self._flags = torch.zeros(2)
         self._work: Any = None
         self._received_at: float | None = None
-        self._deadline = None if max_time_s is None else time.monotonic() + max_time_s
+        self.seconds_to_save = 0.0
+        self._ends_at = ends_at
         self._longest_round_s = 0.0
         self._round_begun_at: float | None = None
 
@@ -79,12 +83,13 @@ class StopRequest:
         return self._flags
 
     def _watch_the_clock(self) -> None:
-        """Ask for a stop when another step, as long as the longest so far, would pass the time limit."""
+        """Ask for a stop when another step, as long as the longest so far, and a save would pass the time limit."""
         now = time.monotonic()
         if self._round_begun_at is not None:
             self._longest_round_s = max(self._longest_round_s, now - self._round_begun_at)
         self._round_begun_at = now
-        if self._deadline is not None and self.reason is None and now + 2 * self._longest_round_s > self._deadline:
+        needed = 2 * self._longest_round_s + self.seconds_to_save
+        if self._ends_at is not None and self.reason is None and now + needed > self._ends_at:
             self.reason = _TIME_LIMIT
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:

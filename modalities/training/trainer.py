@@ -181,6 +181,7 @@ class Trainer:
             part.train()
         before_first_step()
         while not progress.is_finished:
+            stop_request.seconds_to_save = self.checkpoint_saving.longest_save_s
             stop_request.begin_agreement(has_failed=self.checkpoint_saving.has_failed)
             self.step(batches, figures)
             progress = progress.after_step(self.step_profile.num_samples, self.step_profile.num_tokens)

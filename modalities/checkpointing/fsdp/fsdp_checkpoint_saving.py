@@ -134,6 +134,10 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
     def has_failed(self) -> bool:
         return self._saver is not None and self._saver.has_failed
 
+    @property
+    def longest_save_s(self) -> float:
+        return self._saver.longest_save_s if self._saver is not None else 0.0
+
     def settle(self) -> None:
         if self._saver is not None:
             self._saver.settle()

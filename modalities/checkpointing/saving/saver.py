@@ -122,10 +122,14 @@ class DistributedSaver:
 
     Args:
         options: How.
+
+    Attributes:
+        longest_save_s: Seconds until a checkpoint was committed, at most so far.
     """
 
     def __init__(self, options: SavingOptions) -> None:
         self.options = options
+        self.longest_save_s = 0.0
         self.plan: RankPlan | None = None
         self.snapshot: Snapshot | None = None
         self._in_flight: _Save | None = None
@@ -263,6 +267,7 @@ class DistributedSaver:
             raise _failed(save, cause)
         if save.error is not None:
             raise save.error
+        self.longest_save_s = max(self.longest_save_s, save.times.write_s + save.times.commit_s)
 
     def _make_ready(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
         """Plan, the first time and whenever the state has another form."""
