@@ -28,9 +28,9 @@ from modalities.registry.spec import Sign
 sign = Sign()
 
 _SAVING = "modalities.checkpointing.fsdp.fsdp_checkpoint_saving"
-_LOADING = "modalities.checkpointing.fsdp.fsdp_checkpoint_loading"
 _RETENTION = "modalities.checkpointing.retention"
 _RESTORING = "modalities.checkpointing.restoring"
+_VERIFY = "what is compared with the manifest before anything is loaded: all data, sizes, nothing"
 
 
 class PrecisionEnum(Enum):
@@ -231,9 +231,7 @@ class DCPCheckpointLoadingConfig(ComponentConfig):
     """Each rank reads what its shards need from a checkpoint folder."""
 
     global_rank: Annotated[int, places.GLOBAL_RANK] = Field(strict=True, ge=0, description="rank of this process")
-    verify: Literal["full", "sizes", "off"] = Field(
-        "full", description="what is compared with the manifest before anything is loaded: all data, sizes, nothing"
-    )
+    verify: Literal["full", "sizes", "off"] = Field("full", description=_VERIFY)
     strict: bool = Field(True, description="the checkpoint has every key of the run, and the other way round")
     include: list[str] | None = Field(
         None, description="patterns of keys that are loaded, such as `model.transformer.h.*`; by default all"
@@ -243,7 +241,7 @@ class DCPCheckpointLoadingConfig(ComponentConfig):
 
 
 @sign.component(
-    "checkpoint_loading", "fsdp1", builds=f"{_LOADING}:FSDP1CheckpointLoading", provides=FSDP1CheckpointLoading
+    "checkpoint_loading", "fsdp1", builds=f"{_RESTORING}:make_fsdp1_loading", provides=FSDP1CheckpointLoading
 )
 class FSDP1CheckpointLoadingConfig(ComponentConfig):
     """Rank 0 reads full files; the model is wrapped with FSDP1 and sharded."""
@@ -258,6 +256,7 @@ class FSDP1CheckpointLoadingConfig(ComponentConfig):
     sharding_strategy: Annotated[EnumField[ShardingStrategy], DefaultFrom("app_state.model.sharding_strategy")] = Field(
         description="what is sharded, and over which ranks"
     )
+    verify: Literal["full", "sizes", "off"] = Field("full", description=_VERIFY)
 
 
 @sign.component(

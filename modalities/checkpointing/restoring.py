@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -11,9 +13,9 @@ from torch.optim import Optimizer
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint
-from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
+from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, FSDP1CheckpointLoading
 from modalities.checkpointing.interfaces import DistributedCheckpointLoadingIF, FSDP1CheckpointLoadingIF
-from modalities.checkpointing.key_report import compare_keys
+from modalities.checkpointing.key_report import compare_keys, compare_tensors
 from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.checkpointing.reading.loading import verify_together
 from modalities.checkpointing.resume_state import ResumeState, read_resume_state
@@ -22,7 +24,10 @@ from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoa
 from modalities.checkpointing.verification import Level
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1 import load_full_model_state_dict_, load_full_optimizer_state_dict_
+from modalities.parallel.fsdp1_units import full_model_state
+from modalities.parallel.parameter_names import clean_name
 from modalities.parallel.process_group import global_rank, on_rank_zero
+from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +53,8 @@ def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: ob
         loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
         (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
         return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
-    verify_together(checkpoint, "full")
+    level = checkpoint_loading.verify if isinstance(checkpoint_loading, FSDP1CheckpointLoading) else "full"
+    verify_together(checkpoint, level)
     resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     _restore_full_files_(app_state, checkpoint)
     if app_state.lr_scheduler is not None:
@@ -67,7 +73,8 @@ def _restore_full_files_(app_state: AppState, checkpoint: Checkpoint) -> None:
     def read(path: Path) -> dict[str, object]:
         return read_state_file(path) if global_rank() == 0 else {}
 
-    on_rank_zero(lambda: _check_files(checkpoint))
+    own = full_model_state(model).tree if isinstance(model, FullyShardedDataParallel) else model.state_dict()
+    on_rank_zero(lambda: _check_files(checkpoint, {clean_name(name): tensor for name, tensor in own.items()}))
     app_state.mark_loaded()
     try:
         load_full_model_state_dict_(model, read(checkpoint.path))
@@ -76,8 +83,10 @@ def _restore_full_files_(app_state: AppState, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"the checkpoint {checkpoint.path} does not fit the model: {error}") from error
 
 
-def _check_files(checkpoint: Checkpoint) -> None:
+def _check_files(checkpoint: Checkpoint, own: Mapping[str, Any]) -> None:
+    """Check that the files are of this model, before anything of it changes."""
     model_state = read_state_file(checkpoint.path)
+    compare_tensors(own, model_state, checkpoint.path)
     optimizer_state = read_state_file(checkpoint.optimizer_path)
     if not {"state", "param_groups"} <= optimizer_state.keys():
         raise CheckpointError(f"{checkpoint.optimizer_path} holds no optimizer state")
@@ -91,6 +100,19 @@ def make_dcp_loading(
     """Builder of ``checkpoint_loading: dcp``."""
     loading = DCPCheckpointLoading(global_rank)
     loading.options = LoadingOptions(verify, strict, include, exclude, allow_cast)
+    return loading
+
+
+def make_fsdp1_loading(
+    global_rank: int,
+    block_names: list[str],
+    mixed_precision_settings: MixedPrecisionSettings,
+    sharding_strategy: ShardingStrategy,
+    verify: Level,
+) -> FSDP1CheckpointLoading:
+    """Builder of ``checkpoint_loading: fsdp1``."""
+    loading = FSDP1CheckpointLoading(global_rank, block_names, mixed_precision_settings, sharding_strategy)
+    loading.verify = verify
     return loading
 
 

@@ -138,6 +138,8 @@ class ObjectPrefix:
     def begin(self) -> None:
         filesystem: Any = getattr(self.final, "fs")  # noqa: B009
         filesystem.makedirs(getattr(self.final, "path"), exist_ok=True)  # noqa: B009
+        # an older checkpoint of that name ends here, on whichever rank comes first: its data is about to be replaced
+        (self.final / MANIFEST_FILE).unlink(missing_ok=True)
 
     def create(self, path: Path) -> IO[bytes]:
         return path.open("wb")

@@ -56,11 +56,19 @@ def check_structure(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Findi
         CheckpointError: A newer version wrote it.
     """
     manifest = read_manifest(checkpoint.manifest_path)
-    if manifest is None:
-        return None, []
+    return manifest, [] if manifest is None else check_sizes(checkpoint.folder, manifest.files)
+
+
+def check_sizes(folder: Path, files: Mapping[str, FileRecord]) -> list[Finding]:
+    """Compare the sizes of files.
+
+    Args:
+        folder: That holds them.
+        files: What they must be, by name.
+    """
     findings = []
-    for name, record in manifest.files.items():
-        path = checkpoint.folder / name
+    for name, record in files.items():
+        path = folder / name
         try:
             size = path.stat().st_size
         except FileNotFoundError:
@@ -71,7 +79,7 @@ def check_structure(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Findi
             continue
         if size != record.size:
             findings.append(Finding(name, f"has {size} bytes, {record.size} were written"))
-    return manifest, findings
+    return findings
 
 
 def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[SavedCheckpoint]:
@@ -96,19 +104,28 @@ def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[
     return saved
 
 
-def require_whole_file(path: Path) -> None:
+def require_whole_file(path: Path, level: Level = "full") -> None:
     """Check a file of an FSDP1 checkpoint against the manifest beside it, if there is one.
+
+    Args:
+        path: The file.
+        level: How thoroughly.
 
     Raises:
         DamagedCheckpoint: It is not as it was written.
     """
     parsed = paths.parse_checkpoint_name(path)
-    if parsed is None or not path.is_file():
+    if parsed is None or not path.is_file() or level == "off":
         return
     experiment_id, _, progress = parsed
     manifest = read_manifest(path.with_name(paths.checkpoint_name(experiment_id, progress, paths.MANIFEST_ENTITY)))
     record = manifest.files.get(path.name) if manifest is not None else None
-    if record is not None and (findings := check_content(path.parent, {path.name: record})):
+    if record is None:
+        return
+    findings = check_sizes(path.parent, {path.name: record})
+    if level == "full" and not findings:
+        findings = check_content(path.parent, {path.name: record})
+    if findings:
         raise DamagedCheckpoint(f"the checkpoint file {path} is damaged: {findings[0].problem}")
 
 

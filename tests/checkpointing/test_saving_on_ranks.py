@@ -259,6 +259,21 @@ def test_a_save_in_flight_comes_about_though_the_job_has_failed_elsewhere(tmp_pa
     run_on_ranks(_loads_one, 2, tmp_path)
 
 
+def _loads_at_once(folder: Path) -> list[float]:
+    durability.layer = SlowLayer(0.2)
+    saving, app_state = _saving(folder, "async"), _app_state(1)
+    path = saving.save_now(_progress(1), app_state)
+    assert path is not None
+    assert not path.exists()
+    again = _app_state(0)
+    DCPCheckpointLoading(dist.get_rank()).load_checkpoint_(again, path)
+    return _values(again)
+
+
+def test_a_checkpoint_may_be_loaded_straight_after_it_was_saved(tmp_path: Path) -> None:
+    assert run_on_ranks(_loads_at_once, 2, tmp_path) == [[1], [1]]
+
+
 def _loads_one(folder: Path) -> None:
     assert _loaded(folder) == [1]
 

@@ -16,8 +16,9 @@ from modalities.checkpointing.key_report import compare_keys, compare_tensors
 from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.checkpointing.reading.loading import HalfLoaded, load_
 from modalities.checkpointing.safe_reading import read_state_file
+from modalities.checkpointing.saving.saver import settle_all
 from modalities.checkpointing.storage import as_location
-from modalities.checkpointing.verification import require_whole_file
+from modalities.checkpointing.verification import Level, require_whole_file
 from modalities.exceptions import CheckpointError
 from modalities.models.materialization import materialize_for_loading_
 from modalities.parallel.fsdp1 import load_full_optimizer_state_dict_, shard_model
@@ -53,9 +54,10 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
 
         Raises:
             CheckpointError: The folder is absent or damaged, or was saved from another model; the app state is as it
-                was.
+                was. Or a save that was in flight has failed.
             HalfLoaded: Reading failed though the checkpoint had been found whole; the app state is of no more use.
         """
+        settle_all()
         if app_state.is_loaded:
             app_state.mark_loaded()
         state = {"app": app_state.state_dict()}
@@ -76,6 +78,9 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         block_names (list[str]): Class names of the layers that are sharded on their own.
         mixed_precision_settings (MixedPrecisionSettings): Precision under FSDP.
         sharding_strategy (ShardingStrategy): What is sharded, and over which ranks.
+
+    Attributes:
+        verify: How thoroughly a file is compared with the manifest beside it.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         self.block_names = block_names
         self.mixed_precision_settings = mixed_precision_settings
         self.sharding_strategy = sharding_strategy
+        self.verify: Level = "full"
 
     def load_model_checkpoint(self, model: nn.Module, file_path: Path) -> nn.Module:
         """Load a full state dict into the model on rank 0, then wrap and shard it over the ranks.
@@ -108,7 +114,7 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         materialize_for_loading_(model)
 
         def load() -> None:
-            require_whole_file(file_path)
+            require_whole_file(file_path, self.verify)
             state = read_state_file(file_path)
             compare_tensors(model.state_dict(), state, file_path)
             model.load_state_dict(state)
@@ -132,7 +138,7 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         read: dict[str, Any] = {}
 
         def load() -> None:
-            require_whole_file(file_path)
+            require_whole_file(file_path, self.verify)
             read.update(read_state_file(file_path))
             if not {"state", "param_groups"} <= read.keys():
                 raise CheckpointError(f"{file_path} holds no optimizer state; is it the model's file?")

@@ -43,6 +43,8 @@ _NICENESS = 5
 
 _GLANCE_S = 0.2
 
+_savers: weakref.WeakSet[DistributedSaver] = weakref.WeakSet()
+
 
 @dataclass(frozen=True)
 class SavingOptions:
@@ -137,7 +139,7 @@ class DistributedSaver:
         self._job_token = ""
         self._store: dist.Store | None = None
         self._num_saves = 0
-        atexit.register(_settle_at_exit, weakref.ref(self))
+        _savers.add(self)
 
     def save(
         self,
@@ -215,6 +217,11 @@ class DistributedSaver:
         if save is None or save.thread is None:
             return False
         return save.error is not None or (save.thread.is_alive() and save.agreement.is_overdue)
+
+    @property
+    def writes_in_this_thread(self) -> bool:
+        """Whether it is the writer that asks, which cannot wait for itself."""
+        return self._in_flight is not None and self._in_flight.thread is threading.current_thread()
 
     def settle(self) -> None:
         """Wait for the save in flight, if there is one.
@@ -418,12 +425,22 @@ def _store_of_the_job() -> dist.Store:
     return store
 
 
-def _settle_at_exit(reference: weakref.ref[DistributedSaver]) -> None:
+def settle_all() -> None:
+    """Wait for every save that this process has in flight.
+
+    Raises:
+        CheckpointError: One of them failed, on any rank.
+    """
+    for saver in list(_savers):
+        if not saver.writes_in_this_thread:
+            saver.settle()
+
+
+@atexit.register
+def _settle_at_exit() -> None:
     """A program that ends without waiting would leave no checkpoint, and no word of it."""
-    saver = reference()
-    if saver is None:
-        return
-    try:
-        saver.settle()
-    except CheckpointError as error:
-        logger.error("%s", error)
+    for saver in list(_savers):
+        try:
+            saver.settle()
+        except CheckpointError as error:
+            logger.error("%s", error)

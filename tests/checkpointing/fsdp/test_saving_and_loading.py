@@ -17,15 +17,17 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from modalities.checkpointing.app_state import AppState
-from modalities.checkpointing.discovery import checkpoints_in
+from modalities.checkpointing.discovery import checkpoints_in, locate_checkpoint
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading, FSDP1CheckpointLoading
-from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
+from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving, FSDP1CheckpointSaving
+from modalities.checkpointing.restoring import make_fsdp1_loading, restore_
+from modalities.checkpointing.verification import Level
 from modalities.composition.compose import ConfigRequest, compose_config
 from modalities.config.environment import Environment
 from modalities.exceptions import CheckpointError
 from modalities.factory.build import build
 from modalities.generate import GenerationRecipe
-from modalities.parallel.fsdp1 import full_optimizer_state_dict
+from modalities.parallel.fsdp1 import full_optimizer_state_dict, shard_model
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 from modalities.progress import TrainingProgress
 from modalities.run import RunRequest, plan_of, run
@@ -299,3 +301,65 @@ def test_resuming_goes_back_to_the_newest_whole_checkpoint(tmp_path: Path, wrapp
     losses = [json.loads(line)["losses"] for line in last_lines]
     assert losses[0] == losses[1]
     assert [c.progress.num_seen_steps for c in checkpoints_in(tmp_path / "run" / "checkpoints")] == [2, 4, 6, 8]
+
+
+def _refused_full_files(folder: Path, checkpoint: Path, spoil: str) -> tuple[str, bool]:
+    """What is told, and whether the model is as it was."""
+    precision, strategy = MixedPrecisionSettings.NO_MIXED_PRECISION, ShardingStrategy.FULL_SHARD
+    width = 5 if spoil == "shape" else 4
+    model = shard_model(torch.nn.Sequential(torch.nn.Linear(4, width)), True, precision, strategy, ["Linear"])
+    if spoil == "dtype":
+        model = shard_model(
+            torch.nn.Sequential(torch.nn.Linear(4, 4)).bfloat16(), True, precision, strategy, ["Linear"]
+        )
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    app_state = AppState(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(CheckpointError) as refusal:
+        restore_(app_state, locate_checkpoint(checkpoint))
+    return str(refusal.value), all(map(torch.equal, before, model.parameters()))
+
+
+def _save_full_files(folder: Path) -> Path:
+    precision, strategy = MixedPrecisionSettings.NO_MIXED_PRECISION, ShardingStrategy.FULL_SHARD
+    model = shard_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), True, precision, strategy, ["Linear"])
+    app_state = AppState(model, torch.optim.AdamW(model.parameters()))
+    return FSDP1CheckpointSaving(folder, "x", dist.get_rank()).save_checkpoint(app_state, TrainingProgress(1, 1, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        ("dtype", "dtype       0.weight: float32 in the checkpoint, bfloat16 in the model"),
+        ("shape", "shape       0.weight: (4, 4) in the checkpoint, (5, 4) in the model"),
+    ],
+)
+def test_full_files_of_another_model_are_refused_whole(tmp_path: Path, spoil: str, told: str) -> None:
+    checkpoint, _ = run_on_ranks(_save_full_files, 2, tmp_path)
+    for message, is_untouched in run_on_ranks(_refused_full_files, 2, tmp_path, checkpoint, spoil):
+        assert told in message
+        assert is_untouched
+
+
+def _load_verified(checkpoint: Path, verify: Level) -> str | None:
+    precision, strategy = MixedPrecisionSettings.NO_MIXED_PRECISION, ShardingStrategy.FULL_SHARD
+    loading = make_fsdp1_loading(dist.get_rank(), ["Linear"], precision, strategy, verify)
+    try:
+        loading.load_model_checkpoint(torch.nn.Sequential(torch.nn.Linear(4, 4)), checkpoint)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def test_full_files_are_checked_as_thoroughly_as_asked(tmp_path: Path) -> None:
+    checkpoint, _ = run_on_ranks(_save_full_files, 2, tmp_path)
+    assert run_on_ranks(_load_verified, 2, checkpoint, "full") == [None, None]
+    content = checkpoint.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    checkpoint.write_bytes(bytes(flipped))
+    for message in run_on_ranks(_load_verified, 2, checkpoint, "full"):
+        assert re.search("checksum [0-9a-f]{32} was written, [0-9a-f]{32} is found", message)
+    assert run_on_ranks(_load_verified, 2, checkpoint, "sizes") == [None, None]
+    checkpoint.write_bytes(content + bytes(1))
+    for message in run_on_ranks(_load_verified, 2, checkpoint, "sizes"):
+        assert f"has {len(content) + 1} bytes, {len(content)} were written" in message
