@@ -47,9 +47,9 @@ def collect_resume_state(
     progress: TrainingProgress, rank_state: dict[str, float], lr_scheduler: dict[str, Any] | None = None
 ) -> ResumeState:
     """The state of all ranks, whole on rank 0; all ranks must call it."""
-    own = (rng_state(), rank_state)
+    own = (rng_state(), dict(rank_state))
     if world_size() == 1:
-        return ResumeState(progress, [own[0]], [rank_state], lr_scheduler)
+        return ResumeState(progress, [own[0]], [own[1]], lr_scheduler)
     gathered: list[Any] = [None] * world_size() if global_rank() == 0 else []
     dist.gather_object(own, gathered if global_rank() == 0 else None, dst=0)
     return ResumeState(progress, [rng for rng, _ in gathered], [numbers for _, numbers in gathered], lr_scheduler)
