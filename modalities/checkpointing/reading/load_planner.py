@@ -54,7 +54,7 @@ class CheckedLoadPlanner(DefaultLoadPlanner):
     """
 
     def __init__(self, options: LoadingOptions) -> None:
-        super().__init__(allow_partial_load=True)
+        super().__init__(flatten_sharded_tensors=False, allow_partial_load=True)
         self.options = options
         self.skipped: list[str] = []
 

@@ -161,7 +161,8 @@ def _require_equal_values(flat: Mapping[str, Any]) -> None:
         return
     digests = {}
     for key, value in flat.items():
-        if isinstance(value, DTensor) or not isinstance(value, Tensor | int | float | str | bool | list | tuple | dict):
+        is_sharded = isinstance(value, DTensor) or hasattr(value, "local_shards")
+        if is_sharded or not isinstance(value, Tensor | int | float | str | bool | list | tuple | dict):
             continue
         if isinstance(value, Tensor) and value.nbytes > _COMPARED_BYTES:
             continue
