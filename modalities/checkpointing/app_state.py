@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from modalities.exceptions import CheckpointError
+from modalities.parallel.parameter_names import without_wrappers
 
 _FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -83,7 +84,7 @@ class AppState(Stateful):
             raise CheckpointError("loading into this app state broke off half way: build a new one")
         model_state: dict[str, Any] = {}
         for part in self.model_parts:
-            model_state |= get_model_state_dict(part)
+            model_state |= {without_wrappers(key): value for key, value in get_model_state_dict(part).items()}
         state: dict[str, Any] = {"model": model_state, "optimizer": self._optimizer_state_dict()}
         if self.lr_scheduler is not None:
             state["lr_scheduler"] = self.lr_scheduler.state_dict()
@@ -97,9 +98,11 @@ class AppState(Stateful):
         """
         self.mark_loaded()
         for part in self.model_parts:
-            set_model_state_dict(part, state_dict["model"], options=StateDictOptions(strict=False))
-        for part in self.model_parts:
-            set_optimizer_state_dict(part, self.optimizer, state_dict["optimizer"], options=_FLATTENED)
+            own = {without_wrappers(key): key for key in get_model_state_dict(part)}
+            model_state = {own.get(key, key): value for key, value in state_dict["model"].items()}
+            set_model_state_dict(part, model_state, options=StateDictOptions(strict=False))
+            optimizer_state = {_wrapped(key, own): value for key, value in state_dict["optimizer"].items()}
+            set_optimizer_state_dict(part, self.optimizer, optimizer_state, options=_FLATTENED)
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(state_dict["lr_scheduler"])
 
@@ -114,7 +117,14 @@ class AppState(Stateful):
                 if key.startswith("state.") and isinstance(value, torch.Tensor):
                     _zero_(value)
             self.optimizer.state.clear()
-        return state
+        return {without_wrappers(key): value for key, value in state.items()}
+
+
+def _wrapped(key: str, own: dict[str, str]) -> str:
+    """An optimizer's key, such as ``state.NAME.exp_avg``, with the parameter's name as its wrappers have it."""
+    kind, _, rest = key.partition(".")
+    name, _, what = rest.rpartition(".")
+    return f"{kind}.{own.get(name, name)}.{what}"
 
 
 def _zero_(tensor: torch.Tensor) -> None:

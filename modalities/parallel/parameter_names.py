@@ -16,9 +16,14 @@ _WRAPPER_PARTS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_mo
 
 def clean_name(name: str) -> str:
     """A parameter's name as the unwrapped model has it, whether FSDP1, compile, checkpointing or DDP wrapped it."""
+    return without_wrappers(name).removeprefix("module.")
+
+
+def without_wrappers(key: str) -> str:
+    """A key of a state dict without what FSDP1, compile and checkpointing put into it."""
     for part in _WRAPPER_PARTS:
-        name = name.replace(part, "")
-    return name.removeprefix("module.")
+        key = key.replace(part, "")
+    return key
 
 
 def class_name(module: nn.Module) -> str:
