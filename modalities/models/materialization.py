@@ -41,10 +41,15 @@ def finished_parameters(model: nn.Module) -> Iterator[None]:
 
 
 def materialize_(model: nn.Module) -> None:
-    """Give meta tensors memory on the machine's device; their values are arbitrary, ties stay."""
+    """Give meta tensors memory on the machine's device; their values are arbitrary, ties stay.
+
+    Raises:
+        UserError: A buffer that is not saved belongs to a module that cannot compute it anew.
+    """
     tensors = [*model.parameters(), *model.buffers()]
     if not any(tensor.is_meta for tensor in tensors):
         return
+    _require_computable_buffers(model)
     ties = _tied_places(model)
     model.to_empty(device=machine_device())
     for (owner, name), *others in ties:
@@ -66,6 +71,20 @@ def reset_all_but_projections_(model: nn.Module) -> None:
         reset = getattr(module, "reset_parameters", None)
         if callable(reset) and not isinstance(module, nn.Linear | nn.Embedding):
             reset()
+
+
+def _require_computable_buffers(model: nn.Module) -> None:
+    lost = [
+        clean_name(f"{prefix}.{name}")
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if buffer.is_meta and name in module._non_persistent_buffers_set and not hasattr(module, "reset_parameters")
+    ]
+    if lost:
+        raise UserError(
+            f"{', '.join(lost[:3])}: no checkpoint holds it, and a model on the meta device has no values for it; "
+            "give its module a reset_parameters that computes it"
+        )
 
 
 def _tied_places(model: nn.Module) -> list[Places]:
