@@ -229,6 +229,7 @@ def _run_as_task(command: list[str]) -> int:
             "RANK": str(task.global_rank),
             "LOCAL_RANK": str(task.local_rank),
             "WORLD_SIZE": str(task.num_tasks),
+            "LOCAL_WORLD_SIZE": str(task.num_tasks // task.num_nodes),
             "MASTER_ADDR": task.hostnames[0],
             # the same on all tasks of a job, another for each job
             "MASTER_PORT": str(20_000 + int("".join(c for c in str(task.job_id) if c.isdigit()) or 0) % 20_000),

@@ -16,6 +16,7 @@ from modalities.exceptions import Interrupted, ModalitiesError, UserError
 
 T = TypeVar("T")
 
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TOLD_KEY = "modalities/rank-zero-tells"
 
 
@@ -51,7 +52,7 @@ def process_group(timeout: timedelta = timedelta(minutes=30)) -> Iterator[None]:
         torch.accelerator.set_device_index(device.index)
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or "MASTER_ADDR" in os.environ:
-        absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        absent = [name for name in _LAUNCHER_VARIABLES if name not in os.environ]
         if absent:
             raise UserError(
                 f"the launcher left {', '.join(absent)} unset; start several processes with `--nproc N` or torchrun"

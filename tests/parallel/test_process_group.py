@@ -82,6 +82,16 @@ def test_an_incomplete_launch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.parametrize("absent", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"])
+def test_every_variable_of_the_launcher_is_needed(monkeypatch: pytest.MonkeyPatch, absent: str) -> None:
+    launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (launched | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(absent)
+    with pytest.raises(UserError, match=f"the launcher left {absent} unset"), process_group():
+        pass
+
+
 def _who_tells(failing_ranks: list[int]) -> bool:
     told = _told_by_rank_zero(patience_s=1) if dist.get_rank() in failing_ranks else True
     dist.barrier()
