@@ -49,7 +49,7 @@ def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: ob
         DamagedCheckpoint: The checkpoint is not as it was written; the app state is as it was.
         CheckpointError: The checkpoint is absent, or of another model.
     """
-    if checkpoint.is_distributed:
+    if on_rank_zero(lambda: checkpoint.is_distributed):
         loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
         (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
         return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))

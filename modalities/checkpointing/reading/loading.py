@@ -72,9 +72,15 @@ def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] 
     Raises:
         DamagedCheckpoint: It is not; every bad file is named.
     """
-    manifest, findings = on_rank_zero(lambda: check_structure(checkpoint))
+
+    def look() -> tuple[Manifest | None, list[Finding], bool]:
+        manifest, findings = check_structure(checkpoint)
+        if manifest is None:
+            findings = [Finding(name, "is missing") for name in also if not (checkpoint.folder / name).is_file()]
+        return manifest, findings, checkpoint.is_distributed
+
+    manifest, findings, is_folder = on_rank_zero(look)
     if manifest is None:
-        findings = [Finding(name, "is missing") for name in also if not (checkpoint.folder / name).is_file()]
         if global_rank() == 0 and level != "off" and not findings:
             logger.warning(
                 "%s has no manifest, so nobody can tell whether it is as it was written; "
@@ -83,8 +89,9 @@ def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] 
                 checkpoint.path,
             )
     elif level == "full" and not findings:
+        folder = checkpoint.path if is_folder else checkpoint.path.parent
         own_share: dict[str, FileRecord] = share_of(manifest.files, global_rank(), world_size())
-        for of_rank in all_gathered(check_content(checkpoint.folder, own_share)):
+        for of_rank in all_gathered(check_content(folder, own_share)):
             findings += of_rank
     if findings and level != "off":
         told = "; ".join(map(str, findings))
