@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.parallel.parameter_names import without_wrappers
 
 METADATA_FILE = ".metadata"
 
@@ -65,6 +67,8 @@ def read_metadata_bytes(folder: Path) -> bytes:
 def parse_metadata(content: bytes, folder: Path) -> Metadata:
     """Unpickle a ``.metadata`` through an unpickler that admits DCP's own classes only.
 
+    Names of wrappers, which other tools leave in keys, are not in it any more.
+
     Raises:
         DamagedCheckpoint: It is damaged, or holds anything else.
     """
@@ -76,7 +80,12 @@ def parse_metadata(content: bytes, folder: Path) -> Metadata:
         raise DamagedCheckpoint(f"{file} is damaged or not to be trusted: {error}") from error
     if not isinstance(metadata, Metadata):
         raise DamagedCheckpoint(f"{file} is damaged: it holds a {type(metadata).__name__}")
-    return metadata
+    places = metadata.storage_data or {}
+    return replace(
+        metadata,
+        state_dict_metadata={without_wrappers(key): stored for key, stored in metadata.state_dict_metadata.items()},
+        storage_data={replace(index, fqn=without_wrappers(index.fqn)): place for index, place in places.items()},
+    )
 
 
 def load_plain(content: io.BytesIO, name: str) -> Any:
@@ -92,7 +101,7 @@ def load_plain(content: io.BytesIO, name: str) -> Any:
 
 
 def read_state_file(file_path: Path) -> dict[str, Any]:
-    """Read a file of full state without running code from it.
+    """Read a file of full state without running code from it; keys are freed of the names of wrappers.
 
     Raises:
         CheckpointError: It is absent, damaged or holds more than tensors and plain values.
@@ -106,4 +115,4 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint file {file_path} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
-    return state
+    return {without_wrappers(key) if isinstance(key, str) else key: value for key, value in state.items()}
