@@ -28,9 +28,11 @@ from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointL
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
 from modalities.checkpointing.manifest import read_manifest
 from modalities.checkpointing.reading.load_planner import LoadingOptions
+from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.retention import SaveKMostRecentCheckpointsStrategy
 from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading
 from modalities.exceptions import CheckpointError, UserError
+from modalities.parallel.process_group import on_rank_zero
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 from modalities.progress import TrainingProgress
 from modalities.testing.ranks import run_on_ranks
@@ -186,6 +188,43 @@ def test_wrappers_leave_no_trace_in_the_keys(tmp_path: Path, nesting: str, whole
     assert _differing(_whole(_load(_nested("plain", 2), tmp_path / "wrapped")), _whole(wrapped)) == []
     again = _load(_nested(nesting, 2, whole_compiled), tmp_path / "plain")
     assert _differing(_whole(again), _whole(plain)) == []
+
+
+def test_keys_that_other_tools_left_wrapped_are_understood(tmp_path: Path) -> None:
+    saved, folder = _nested("plain", 0), tmp_path / "eid_x-seen_steps_2-seen_tokens_20-target_steps_9-target_tokens_90"
+
+    def wrapped(state: dict[str, Any]) -> dict[str, Any]:
+        return {key.replace("0.", "0._orig_mod.", 1): value for key, value in state.items()}
+
+    state = saved.state_dict()
+    assert "0._orig_mod.weight" in wrapped(state["model"])
+    dcp.save({"app": {part: wrapped(state[part]) for part in state}}, checkpoint_id=folder, no_dist=True)
+    torch.save(wrapped(state["model"]), tmp_path / "model.bin")
+    assert _differing(_whole(_load(_nested("plain", 1), tmp_path)), _whole(saved)) == []
+    for path in (folder, tmp_path / "model.bin"):
+        model = TorchCheckpointLoading(torch.device("cpu")).load_model_checkpoint(_nested("plain", 1).model, path)
+        assert _differing(model.state_dict(), state["model"]) == []
+
+
+def _fail_to_exist(folder: Path) -> dict[str, Any]:
+    app_state = _app_state(1)
+    if dist.get_rank() == 1:
+        inside = folder.resolve()
+        for question in ("exists", "is_dir", "is_file"):
+            ask = getattr(Path, question)
+            setattr(Path, question, lambda path, ask=ask: inside not in path.resolve().parents and ask(path))
+    (checkpoint,) = on_rank_zero(lambda: checkpoints_in(folder))
+    assert restore_(app_state, checkpoint) is not None
+    return _whole(app_state)
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_rank_zero_alone_decides_what_is_there(tmp_path: Path, has_manifest: bool) -> None:
+    saved, _ = run_on_ranks(_train_and_save, 2, tmp_path)
+    if not has_manifest:
+        checkpoints_in(tmp_path)[0].manifest_path.unlink()
+    for loaded in run_on_ranks(_fail_to_exist, 2, tmp_path):
+        assert _differing(loaded, saved) == []
 
 
 def _train_and_save(folder: Path) -> dict[str, Any]:
