@@ -8,8 +8,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from modalities.exceptions import UserError
 from modalities.parallel.mesh import data_parallel_mesh
-from modalities.parallel.parameter_names import blocks_by_class_name
+from modalities.parallel.parameter_names import blocks_by_class_name, class_name
 from modalities.parallel.precision import fsdp2_mixed_precision, torch_dtype
 from modalities.parallel.settings import PyTorchDtypes
 
@@ -37,7 +38,7 @@ def shard_model(
     as it is.
 
     Raises:
-        UserError: A block name matches nothing.
+        UserError: A block name matches nothing, or parts weights from those that they are tied to.
     """
     if isinstance(model, list):
         return [
@@ -65,8 +66,21 @@ def _shard_part(
         return model  # one rank has nothing to shard, and wrapping would cost some 4 % of a step on a CPU
     policy = fsdp2_mixed_precision(precision.param_dtype, precision.reduce_dtype)
     for unit in _in_groups(blocks, layers_per_fsdp_unit):
+        _require_ties_within(unit if isinstance(unit, list) else [unit], model)
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+
+
+def _require_ties_within(unit: list[nn.Module], model: nn.Module) -> None:
+    modules = {module for block in unit for module in block.modules()}
+    inside = {parameter for module in modules for parameter in module.parameters(recurse=False)}
+    for prefix, module in model.named_modules():
+        split = [name for name, p in module.named_parameters(recurse=False) if p in inside and module not in modules]
+        if split:
+            raise UserError(
+                f"block_names: {prefix}.{split[0]} is tied to a weight in {class_name(unit[0])}, "
+                "and tied weights must be sharded together; leave that class out"
+            )
 
 
 def _computes_as_stored(model: nn.Module, precision: MixedPrecision) -> bool:
