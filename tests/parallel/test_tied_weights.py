@@ -17,6 +17,7 @@ from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import checkpoints_in
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
+from modalities.exceptions import UserError
 from modalities.models.initialization import initialize_model, make_composed_initialization
 from modalities.models.settings import SupportWeightInitModels, WeightInitTypes
 from modalities.parallel.fsdp2 import shard_model
@@ -26,13 +27,17 @@ from modalities.testing.ranks import run_on_ranks
 from tests.models.conftest import make_gpt2
 
 
+def _shard(model: nn.Module, block_names: list[str]) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
+    precision = SimpleNamespace(param_dtype=PyTorchDtypes.FP_32, reduce_dtype=PyTorchDtypes.FP_32)
+    shard_model(model, block_names, precision, True, mesh, 1)
+
+
 def _app_state(vocab_size: int, seed: int) -> AppState:
     model: nn.Module = make_gpt2(
         vocab_size=vocab_size, use_weight_tying=True, use_meta_device=True, seed=seed, bias=False
     )
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
-    precision = SimpleNamespace(param_dtype=PyTorchDtypes.FP_32, reduce_dtype=PyTorchDtypes.FP_32)
-    shard_model(model, ["GPT2Block"], precision, True, mesh, 1)
+    _shard(model, ["GPT2Block"])
     scheme = make_composed_initialization(SupportWeightInitModels.GPT2, WeightInitTypes("scaled"), 0.0, 0.02, None, 2)
     initialize_model(model, scheme)
     return AppState(model, torch.optim.AdamW(model.parameters(), lr=0.01))
@@ -67,10 +72,20 @@ def _train_save_load(folder: Path, vocab_size: int) -> tuple[dict[str, Tensor], 
     return state, logits
 
 
-@pytest.mark.parametrize("vocab_size", [5, 61])
-def test_ranks_learn_what_one_process_learns(tmp_path: Path, vocab_size: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "world_size"), [(5, 2), (5, 3), (61, 2)])
+def test_ranks_learn_what_one_process_learns(tmp_path: Path, vocab_size: int, world_size: int) -> None:
     ((expected, expected_logits),) = run_on_ranks(_train_save_load, 1, tmp_path / "1", vocab_size)
-    for world_size in (2, 3):
-        for weights, logits in run_on_ranks(_train_save_load, world_size, tmp_path / str(world_size), vocab_size):
-            torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(logits, expected_logits, rtol=1e-5, atol=1e-6)
+    for weights, logits in run_on_ranks(_train_save_load, world_size, tmp_path / "several", vocab_size):
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-5, atol=1e-6)
+
+
+def _refused_sharding() -> str:
+    with pytest.raises(UserError) as refusal:
+        _shard(make_gpt2(use_weight_tying=True), ["GPT2Block", "Embedding"])
+    return str(refusal.value)
+
+
+def test_block_names_that_part_tied_weights_are_refused() -> None:
+    for message in run_on_ranks(_refused_sharding, 2):
+        assert "block_names: transformer.lm_head.weight is tied to a weight in Embedding" in message
