@@ -15,6 +15,8 @@ import xxhash
 from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
+from modalities.checkpointing.history import history_of, next_start
+from modalities.checkpointing.manifest import Start
 from modalities.checkpointing.storage import as_location
 from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
 from modalities.composition.schema import Schema
@@ -206,6 +208,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
             checkpoint, progress, resume_state = resume_newest_(
                 recipe.app_state, candidates, progress, settings, recipe.checkpoint_loading
             )
+        saving.start = on_rank_zero(lambda: _this_start(saving, progress))
     except UserError:
         saving.close()
         if global_rank() == 0:
@@ -275,7 +278,7 @@ def _choose_experiment_id(request: RunRequest) -> str:
             return newest.name
         logger.info("no run of %s in %s yet: starting afresh", request.config, request.experiments_root)
     elif request.resume != "none":
-        return find_checkpoint(Path(request.resume)).experiment_id
+        return find_checkpoint(as_location(request.resume)).experiment_id
     return new_experiment_id(request.config)
 
 
@@ -283,7 +286,11 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Ch
     """Checkpoints that the run may go on from, best first."""
     own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
     if request.resume == "auto":
-        return own[::-1]
+        history = history_of(own)
+        if history.left:
+            steps = ", ".join(str(checkpoint.progress.num_seen_steps) for checkpoint in reversed(history.left))
+            logger.info("passed over, since the run has gone back behind them: checkpoints of step %s", steps)
+        return list(history.current)
     if request.resume != "none":
         return [find_checkpoint(as_location(request.resume))]
     if own:
@@ -293,6 +300,11 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Ch
             "go on from it with --resume auto, or choose another --experiment_id"
         )
     return []
+
+
+def _this_start(saving: CheckpointSaving, progress: TrainingProgress) -> Start:
+    own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
+    return next_start(own, progress.num_seen_steps)
 
 
 def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float], is_preemption: bool) -> None:
@@ -311,21 +323,37 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
         command = f'modalities generate --checkpoint {shlex.quote(str(target))} --prompt "…"'
         console.print(f"  generate with    {command}")
     elif summary.last_checkpoint is not None:
-        console.print(f"  resume with      {_resume_command(request, summary.run_folder)}")
+        console.print(f"  resume with      {resume_command(request, summary.run_folder)}")
+
+
+def what_a_killed_run_left(request: RunRequest) -> str | None:
+    """The newest checkpoint of the run that a request started, and how to go on from it; None if there is none."""
+    if request.experiment_id is not None:
+        folder: Path | None = request.experiments_root / request.experiment_id
+    else:
+        folder = newest_run_of(request.config, request.experiments_root)
+    try:
+        newest = find_checkpoint(folder) if folder is not None else None
+    except UserError:
+        return None
+    if folder is None or newest is None:
+        return None
+    return f"its newest checkpoint is {newest.path.name}; go on from there with\n  {resume_command(request, folder)}"
 
 
 def _what_is_left(request: RunRequest, saving: CheckpointSaving, folder: RunFolder) -> str:
     """After a save that failed: the checkpoint before it, and how to go on from there."""
-    whole = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
-    if not whole:
+    there = history_of(checkpoints_in(saving.checkpoint_path, saving.experiment_id)).current
+    if not there:
         return f"there is no checkpoint before it in {saving.checkpoint_path}"
     return (
-        f"the one before it is {whole[-1].path.name}; when the cause is removed, go on from there with\n"
-        f"  {_resume_command(request, folder.path)}"
+        f"the one before it is {there[0].path.name}; when the cause is removed, go on from there with\n"
+        f"  {resume_command(request, folder.path)}"
     )
 
 
-def _resume_command(request: RunRequest, run_folder: Path) -> str:
+def resume_command(request: RunRequest, run_folder: Path) -> str:
+    """The command line by which a run goes on from its newest checkpoint."""
     num_processes = os.environ.get(NUM_PROCESSES_VARIABLE)
     nproc = f" --nproc {num_processes}" if num_processes else ""
     words = "".join(f" {shlex.quote(word)}" for word in _repeated_words(request))

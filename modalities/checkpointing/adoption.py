@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from modalities.checkpointing import paths
 from modalities.checkpointing.catalogue import Catalogue, Entry, files_of, modified_at, num_writing_ranks, prove
 from modalities.checkpointing.discovery import Checkpoint
+from modalities.checkpointing.history import history_of
 from modalities.checkpointing.manifest import FileRecord, Manifest, TensorRecord
 from modalities.checkpointing.storage import point_at, replace_content
-from modalities.checkpointing.verification import Finding, checksum_of
+from modalities.checkpointing.verification import Finding, check_lengths, checksum_of
 from modalities.durability import TEMPORARY_PREFIX
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
@@ -108,6 +109,7 @@ def adopt(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None)
 def check_without_manifest(checkpoint: Checkpoint) -> list[Finding]:
     """What can be told of a checkpoint without a manifest: that its index is readable, and its files long enough."""
     from modalities.checkpointing.comparison import FolderSource, open_source
+    from modalities.checkpointing.safe_reading import file_lengths
 
     try:
         source = open_source(checkpoint.path)
@@ -115,17 +117,7 @@ def check_without_manifest(checkpoint: Checkpoint) -> list[Finding]:
         return [Finding(".metadata" if checkpoint.is_distributed else checkpoint.path.name, str(error))]
     if not isinstance(source, FolderSource):
         return []
-    needed: dict[str, int] = {}
-    for place in (source.metadata.storage_data or {}).values():
-        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
-    findings = []
-    for name, num_bytes in sorted(needed.items()):
-        file = checkpoint.path / name
-        if not file.is_file():
-            findings.append(Finding(name, "is missing"))
-        elif (size := file.stat().st_size) < num_bytes:
-            findings.append(Finding(name, f"has {size} bytes, .metadata names {num_bytes}"))
-    return findings
+    return check_lengths(checkpoint.path, file_lengths(source.metadata))
 
 
 def repair(catalogue: Catalogue, on_bytes: Callable[[int], None] | None = None) -> Repair:
@@ -136,12 +128,21 @@ def repair(catalogue: Catalogue, on_bytes: Callable[[int], None] | None = None) 
         on_bytes: Told how many bytes more were read.
     """
     skipped: list[Entry] = []
-    for entry in reversed(catalogue.entries):
+    for entry in _newest_first(catalogue.entries):
         found = entry if entry.is_bad else prove(entry, on_bytes)
         if found.state == "good":
             return Repair(point_at(catalogue.folder, _named(found)), found, skipped)
         skipped.append(found)
     return Repair(catalogue.folder / paths.LAST_CHECKPOINT_INFO, None, skipped)
+
+
+def _newest_first(entries: Sequence[Entry]) -> list[Entry]:
+    """Without those that their runs have gone back behind."""
+    current: set[Checkpoint] = set()
+    for experiment_id in {entry.checkpoint.experiment_id for entry in entries}:
+        own = [entry.checkpoint for entry in entries if entry.checkpoint.experiment_id == experiment_id]
+        current.update(history_of(own).current)
+    return [entry for entry in reversed(entries) if entry.checkpoint in current]
 
 
 def _named(entry: Entry) -> dict[str, Path]:

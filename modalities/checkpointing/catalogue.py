@@ -13,7 +13,7 @@ from typing import Literal
 
 from modalities.checkpointing import paths
 from modalities.checkpointing.discovery import Checkpoint, path_in_info
-from modalities.checkpointing.manifest import Manifest
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, Manifest
 from modalities.checkpointing.storage import SUPERSEDED_PREFIX, TRASH_PREFIX, is_remote
 from modalities.checkpointing.verification import Finding, check_content, check_structure
 from modalities.durability import TEMPORARY_PREFIX
@@ -247,7 +247,7 @@ def num_writing_ranks(checkpoint: Checkpoint) -> int:
 def modified_at(checkpoint: Checkpoint) -> str:
     """When its folder or model file last changed, in ISO 8601 as manifests write it."""
     changed_s = checkpoint.path.stat().st_mtime if checkpoint.path.exists() else time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(changed_s))
+    return time.strftime(SAVED_AT_FORMAT, time.localtime(changed_s))
 
 
 def _look_into(checkpoint: Checkpoint, kind: Kind, pointer: Pointer | None) -> Entry:

@@ -8,6 +8,7 @@ from pathlib import Path
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving, FSDP1CheckpointSaving
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
+from modalities.checkpointing.manifest import Start
 from modalities.checkpointing.retention import (
     CheckpointSavingStrategyIF,
     CombinedCheckpointSavingStrategy,
@@ -37,6 +38,7 @@ class CheckpointSaving:
         self.strategy = checkpoint_saving_strategy
         self.execution = checkpoint_saving_execution
         self.config_hash: str | None = None
+        self.start = Start()
 
     @property
     def checkpoint_path(self) -> Path:
@@ -92,7 +94,7 @@ class CheckpointSaving:
                 if superseded.progress.num_seen_steps < newest:
                     self.execution.delete_checkpoint(superseded.progress)
 
-        self.execution.context = RunContext(self.config_hash, dict(metrics or {}))
+        self.execution.context = RunContext(self.config_hash, dict(metrics or {}), self.start)
         self.execution.after_commit = retain
         path = self.execution.save_checkpoint(app_state, training_progress)
         if not self.execution.commits_beside_training:

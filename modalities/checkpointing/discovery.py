@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modalities.checkpointing import paths
+from modalities.checkpointing.history import history_of
 from modalities.checkpointing.manifest import MANIFEST_FILE
 from modalities.checkpointing.storage import as_location, is_remote
 from modalities.exceptions import CheckpointError
@@ -102,11 +103,12 @@ def locate_checkpoint(path: Path) -> Checkpoint:
             f"{path.name} is not named like a checkpoint ({paths.CHECKPOINT_FOLDER_STRUCTURE}), so its step is unknown"
         )
     if path.name == paths.LAST_CHECKPOINT_INFO:
-        return locate_checkpoint(path_in_info(path))
+        return _pointed_at(path)
     if path.is_dir():
         found = checkpoints_in(path) or checkpoints_in(path / "checkpoints")
         if found:
-            return found[-1]
+            of_one = [checkpoint for checkpoint in found if checkpoint.experiment_id == found[-1].experiment_id]
+            return history_of(of_one).current[0]
         raise CheckpointError(f"no checkpoint in {path}; one is named eid_<experiment>-seen_steps_<n>-…")
     raise CheckpointError(f"{path} is neither a checkpoint nor a folder that holds one")
 
@@ -121,9 +123,19 @@ def path_in_info(path: Path) -> Path:
     try:
         info = json.loads(path.read_bytes())
         return as_location(info.get("checkpoint_folder_path") or info["model_checkpoint_path"])
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         message = f"{path} names neither checkpoint_folder_path nor model_checkpoint_path"
         raise CheckpointError(message) from error
+
+
+def _pointed_at(pointer: Path) -> Checkpoint:
+    try:
+        target = path_in_info(pointer)
+    except OSError as error:
+        raise CheckpointError(f"{pointer} cannot be read: {error.strerror or error}") from error
+    if target.name == paths.LAST_CHECKPOINT_INFO:
+        raise CheckpointError(f"{pointer} names another pointer, {target}, and no checkpoint")
+    return locate_checkpoint(target)
 
 
 def _as_checkpoint(path: Path) -> Checkpoint | None:
@@ -135,8 +147,10 @@ def _as_checkpoint(path: Path) -> Checkpoint | None:
     if entity is None and is_remote(path):
         # what a killed save left in a store of objects lacks its manifest
         return checkpoint if checkpoint.manifest_path.is_file() else None
+    # one that has a manifest was whole once: what it lacks now is told when it is read
     if entity is None:
-        return checkpoint if (path / ".metadata").is_file() else None
-    if entity == "model":
-        return checkpoint if path.is_file() and checkpoint.optimizer_path.is_file() else None
+        return checkpoint if (path / ".metadata").is_file() or checkpoint.manifest_path.is_file() else None
+    if entity == "model" and path.is_file():
+        is_pair = checkpoint.optimizer_path.is_file() or checkpoint.manifest_path.is_file()
+        return checkpoint if is_pair else None
     return None

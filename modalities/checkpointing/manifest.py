@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from datetime import datetime
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
+from pydantic import TypeAdapter, ValidationError
 
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 from modalities.progress import TrainingProgress
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
+SAVED_AT_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,19 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A start of a run.
+
+    Args:
+        number: 1 for the first, then counted on; 0 where nobody counted.
+        step: Where it began.
+    """
+
+    number: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Content of the file.
 
@@ -62,6 +79,7 @@ class Manifest:
         metrics: Of the last evaluation before it, by name.
         files: By name.
         tensors: By key.
+        start: That wrote it, of all starts of the run.
     """
 
     kind: str
@@ -75,6 +93,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     tensors: Mapping[str, TensorRecord]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    start: Start = field(default_factory=Start)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -101,19 +120,26 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         version = fields["format_version"]
         found = xxhash.xxh3_128_hexdigest(_text(fields))
         intact = found == checksum and content == _render(fields, checksum)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        is_newer = version > FORMAT_VERSION
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} is damaged: it is not as it was written ({type(error).__name__})") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is damaged: checksum {checksum} was written, {found} is found")
-    if version > FORMAT_VERSION:
+    if is_newer:
+        made_by = fields["versions"].get("modalities") if isinstance(fields.get("versions"), dict) else None
         raise CheckpointError(
-            f"{path} has format {version}, made by modalities {fields.get('versions', {}).get('modalities')}; "
+            f"{path} has format {version}, made by modalities {made_by}; "
             f"this version reads up to {FORMAT_VERSION}: update modalities"
         )
-    fields["progress"] = TrainingProgress(**fields["progress"])
-    fields["files"] = {name: FileRecord(**record) for name, record in fields["files"].items()}
-    fields["tensors"] = {name: TensorRecord(**record) for name, record in fields["tensors"].items()}
-    return Manifest(**fields)
+    try:
+        manifest = _adapter().validate_json(json.dumps(fields), strict=True)
+        datetime.strptime(manifest.saved_at, SAVED_AT_FORMAT)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{path} is no manifest of a checkpoint: {_first_line_of(error)}") from error
+    odd = [name for name in manifest.files if not _is_plain(name)]
+    if odd:
+        raise DamagedCheckpoint(f"{path} names a file outside its folder: {odd[0]!r}")
+    return manifest
 
 
 def read_manifest(path: Path) -> Manifest | None:
@@ -130,6 +156,24 @@ def read_manifest(path: Path) -> Manifest | None:
     except OSError as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
     return parse_manifest(content, path)
+
+
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
+
+
+def _first_line_of(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is the name of a file in the checkpoint's own folder."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def _text(content: Mapping[str, Any]) -> bytes:

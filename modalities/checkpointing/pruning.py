@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from modalities.checkpointing.catalogue import Entry, files_of
+from modalities.checkpointing.history import history_of
 from modalities.checkpointing.storage import discard
+
+_LEFT_BEHIND = "the run has gone back behind it; delete it by hand if nobody wants it"
 
 
 @dataclass
@@ -40,7 +43,11 @@ def plan_pruning(
         own = [entry for entry in entries if entry.checkpoint.experiment_id == experiment_id]
         kept: list[Entry] = []
         damaged: list[Entry] = []
+        history = history_of(entry.checkpoint for entry in own)
+        pruning.left += [(entry, _LEFT_BEHIND) for entry in reversed(own) if entry.checkpoint in history.left]
         for entry in reversed(own):
+            if entry.checkpoint in history.left:
+                continue
             if entry.state == "good" and len(kept) < num_kept:
                 entry = prove(entry)
             if entry.state == "damaged":

@@ -49,13 +49,14 @@ def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: ob
         DamagedCheckpoint: The checkpoint is not as it was written; the app state is as it was.
         CheckpointError: The checkpoint is absent, or of another model.
     """
+    # first of all: after the load nobody could go back to an earlier checkpoint because of it
+    resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     if on_rank_zero(lambda: checkpoint.is_distributed):
         loading = checkpoint_loading if isinstance(checkpoint_loading, DistributedCheckpointLoadingIF) else None
         (loading or DCPCheckpointLoading(global_rank())).load_checkpoint_(app_state, checkpoint.path)
-        return on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
+        return resume_state
     level = checkpoint_loading.verify if isinstance(checkpoint_loading, FSDP1CheckpointLoading) else "full"
     verify_together(checkpoint, level)
-    resume_state = on_rank_zero(lambda: read_resume_state(checkpoint.resume_state_path))
     _restore_full_files_(app_state, checkpoint)
     if app_state.lr_scheduler is not None:
         if resume_state is None or resume_state.lr_scheduler is None:

@@ -75,17 +75,25 @@ def parse_metadata(content: bytes, folder: Path) -> Metadata:
     file = folder / METADATA_FILE
     try:
         metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+        stored, places = metadata.state_dict_metadata, metadata.storage_data or {}
+        return replace(
+            metadata,
+            state_dict_metadata={without_wrappers(key): value for key, value in stored.items()},
+            storage_data={replace(index, fqn=without_wrappers(index.fqn)): place for index, place in places.items()},
+        )
     except Exception as error:
         # a damaged pickle raises whatever its bytes happen to mean
         raise DamagedCheckpoint(f"{file} is damaged or not to be trusted: {error}") from error
-    if not isinstance(metadata, Metadata):
-        raise DamagedCheckpoint(f"{file} is damaged: it holds a {type(metadata).__name__}")
-    places = metadata.storage_data or {}
-    return replace(
-        metadata,
-        state_dict_metadata={without_wrappers(key): stored for key, stored in metadata.state_dict_metadata.items()},
-        storage_data={replace(index, fqn=without_wrappers(index.fqn)): place for index, place in places.items()},
-    )
+
+
+def file_lengths(metadata: Metadata) -> dict[str, int]:
+    """Bytes that files must have at least for what a ``.metadata`` says to be in them, by name."""
+    lengths: dict[str, int] = {}
+    for place in (metadata.storage_data or {}).values():
+        lengths[place.relative_path] = max(lengths.get(place.relative_path, 0), place.offset + place.length)
+    return lengths
 
 
 def load_plain(content: io.BytesIO, name: str) -> Any:

@@ -15,7 +15,8 @@ import xxhash
 
 from modalities.checkpointing import paths
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
-from modalities.checkpointing.manifest import FileRecord, Manifest, read_manifest
+from modalities.checkpointing.history import history_of
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, read_manifest
 from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.storage import is_remote
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
@@ -82,13 +83,30 @@ def check_sizes(folder: Path, files: Mapping[str, FileRecord]) -> list[Finding]:
     return findings
 
 
+def check_lengths(folder: Path, needed: Mapping[str, int]) -> list[Finding]:
+    """Check that files have what an index says of them, where there is no manifest.
+
+    Args:
+        folder: That holds them.
+        needed: Bytes that they must have at least, by name.
+    """
+    findings = []
+    for name, num_bytes in sorted(needed.items()):
+        file = folder / name
+        if not file.is_file():
+            findings.append(Finding(name, "is missing"))
+        elif (size := file.stat().st_size) < num_bytes:
+            findings.append(Finding(name, f"has {size} bytes, .metadata names {num_bytes}"))
+    return findings
+
+
 def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[SavedCheckpoint]:
     """An experiment's whole checkpoints of one kind, as retention sees them, oldest first.
 
-    A damaged one is left out: it neither counts as kept nor is it deleted.
+    Left out are damaged ones, and those that the run has gone back behind: they neither count as kept nor are deleted.
     """
     saved = []
-    for checkpoint in checkpoints_in(folder, experiment_id):
+    for checkpoint in reversed(history_of(checkpoints_in(folder, experiment_id)).current):
         if checkpoint.is_distributed != is_distributed:
             continue
         try:
@@ -99,7 +117,7 @@ def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[
         if manifest is None:
             saved.append(SavedCheckpoint(checkpoint.progress))
         elif not findings:
-            saved_at = datetime.strptime(manifest.saved_at, "%Y-%m-%dT%H:%M:%S%z")
+            saved_at = datetime.strptime(manifest.saved_at, SAVED_AT_FORMAT)
             saved.append(SavedCheckpoint(checkpoint.progress, saved_at, manifest.metrics))
     return saved
 

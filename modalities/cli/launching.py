@@ -10,17 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import click
+
 from modalities.cli.main import EXIT_USER_ERROR
 from modalities.exceptions import Interrupted
-from modalities.run import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE
+from modalities.run import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE, RunRequest, what_a_killed_run_left
 
 
-def launch(num_processes: int, began_at: float) -> None:
+def launch(num_processes: int, request: RunRequest) -> None:
     """Run this very command once per rank and wait; exits as the first failing rank did.
 
     Args:
         num_processes: Ranks on this machine.
-        began_at: When this command started.
+        request: Of this command.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -31,7 +33,7 @@ def launch(num_processes: int, began_at: float) -> None:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     os.environ[NUM_PROCESSES_VARIABLE] = str(num_processes)
-    os.environ[BEGAN_AT_VARIABLE] = str(began_at)
+    os.environ[BEGAN_AT_VARIABLE] = str(request.began_at)
     if sys.platform == "linux":
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _pass_on)
@@ -54,8 +56,22 @@ def launch(num_processes: int, began_at: float) -> None:
         raise Interrupted(f"stopped by {stopped.sigval.name}") from stopped
     except ChildFailedError as failed:
         # the others were ended because of it
+        for rank, failure in failed.failures.items():
+            if failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM:
+                _tell_of_kill(rank, -failure.exitcode, request)
+                sys.exit(1)
         _, first = failed.get_first_failure()
         sys.exit(EXIT_USER_ERROR if first.exitcode == EXIT_USER_ERROR else 1)
+
+
+def _tell_of_kill(rank: int, number: int, request: RunRequest) -> None:
+    """A rank that was killed could not tell so itself."""
+    why = " (out of memory, or by hand)" if number == signal.SIGKILL else ""
+    click.echo(
+        f"error: rank {rank} was killed by {signal.Signals(number).name}{why}; the other ranks were ended", err=True
+    )
+    if (left := what_a_killed_run_left(request)) is not None:
+        click.echo(left, err=True)
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ import errno
 import importlib
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -32,6 +33,10 @@ EXIT_USER_ERROR = 2
 
 _NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 """What the user's disk says when it is full or closed to us."""
+
+
+_LOST_CONNECTION = re.compile(r"gloo.*(?:Connection (?:closed|reset) by peer|Broken pipe)|remote process exited")
+"""What gloo and NCCL say when another rank has gone."""
 
 
 class _LazyGroup(click.Group):
@@ -97,6 +102,14 @@ def _run(words: list[str], debug: bool) -> int:
         if isinstance(error, OSError) and error.errno in _NO_WRITING:
             _report(f"cannot write {error.filename or 'to a file'}: {error.strerror}", debug)
             return EXIT_USER_ERROR
+        if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)) and not debug:
+            # under --nproc the launcher ends this rank meanwhile, and tells which one is the cause
+            time.sleep(5)
+            cause = str(error).partition("\n")[0]
+            click.echo(
+                f"rank {os.environ.get('RANK', '0')} lost another rank, which tells why it ended: {cause}", err=True
+            )
+            return 1
         _mark_rank()
         traceback.print_exc()
         return 1

@@ -129,7 +129,7 @@ def _start(request: RunRequest, nproc: int | None) -> None:
     if nproc is not None and "RANK" not in os.environ:
         from modalities.cli.launching import launch
 
-        launch(nproc, request.began_at)
+        launch(nproc, request)
         return
     from modalities.run import run
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from modalities.exceptions import Interrupted, ModalitiesError, UserError
+from modalities.parallel.bounded import call_within
 
 T = TypeVar("T")
 
@@ -84,7 +85,8 @@ def _told_by_rank_zero(patience_s: float = 5) -> bool:
     if world_size() == 1:
         return True
     store = torch.distributed.distributed_c10d._get_default_store()
-    try:
+
+    def told() -> bool:
         if global_rank() == 0:
             store.set(_TOLD_KEY, "1")
             return True
@@ -93,10 +95,16 @@ def _told_by_rank_zero(patience_s: float = 5) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
+        return True
+
+    try:
+        return call_within(patience_s + 1, told)
     except RuntimeError:
         # the store went with the process that held it, which is rank 0: it has told why
         return True
-    return True
+    except TimeoutError:
+        # the store's process is frozen: who knows what the others could tell
+        return global_rank() == 0
 
 
 def barrier() -> None:

@@ -164,3 +164,50 @@ def test_a_second_run_into_the_same_folder_is_refused_until_the_first_is_gone(tm
         first.communicate()
     third = _call(_words(config, "taken", "--resume", "auto", "--max-time", 1))
     assert third.returncode == 0, third.stderr
+
+
+def _ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"modalities" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def _has_ended(pid: int) -> bool:
+    """Also if its parent has not taken note yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_frozen_launcher_holds_up_nobody_beyond_the_deadline(tmp_path: Path) -> None:
+    tree = _endless(tmp_path, checkpointing_interval=20)
+    tree["checkpoint_saving"]["config"]["checkpoint_saving_execution"]["config"]["timeout_s"] = 3
+    launcher = _start(write_config(tree, tmp_path / "config.yaml"), "frozen", "--nproc", 2)
+    try:
+        _wait_for(tmp_path / "frozen" / "checkpoints" / "last_checkpoint_info.json", launcher)
+        ranks = _ranks_of(launcher)
+        assert len(ranks) == 2
+        launcher.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not all(map(_has_ended, ranks)):
+            assert time.monotonic() < deadline, "a rank waits for the launcher"
+            time.sleep(0.1)
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2, errors
+    assert "no answer within 3 s" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_killed_rank_is_named_first_with_how_to_go_on(tmp_path: Path) -> None:
+    config = write_config(_endless(tmp_path, checkpointing_interval=20), tmp_path / "config.yaml")
+    launcher = _start(config, "killed", "--nproc", 2)
+    _wait_for(tmp_path / "killed" / "checkpoints" / "last_checkpoint_info.json", launcher)
+    os.kill(_ranks_of(launcher)[1], signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=60)
+    told = [line for line in errors.splitlines() if not line.startswith(("INFO", "WARNING"))]
+    assert launcher.returncode == 1
+    assert told[0] == "error: rank 1 was killed by SIGKILL (out of memory, or by hand); the other ranks were ended"
+    assert "Traceback" not in errors
+    assert "--resume auto" in errors

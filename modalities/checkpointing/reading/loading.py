@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import Metadata
+import xxhash
 
 from modalities.checkpointing.discovery import Checkpoint
-from modalities.checkpointing.manifest import FileRecord, Manifest
+from modalities.checkpointing.manifest import MANIFEST_FILE, FileRecord, Manifest, read_manifest
 from modalities.checkpointing.reading.load_planner import CheckedLoadPlanner, LoadingOptions
 from modalities.checkpointing.reading.shard_reading import read_into
-from modalities.checkpointing.safe_reading import parse_metadata, read_metadata_bytes
-from modalities.checkpointing.verification import Finding, Level, check_content, check_structure, share_of
+from modalities.checkpointing.safe_reading import METADATA_FILE, file_lengths, parse_metadata, read_metadata_bytes
+from modalities.checkpointing.verification import (
+    Finding,
+    Level,
+    check_content,
+    check_lengths,
+    check_structure,
+    share_of,
+)
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 from modalities.parallel.process_group import all_gathered, fail_together, global_rank, on_rank_zero, world_size
 
@@ -37,7 +45,7 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         DamagedCheckpoint: The checkpoint is not as it was written; the state is as it was.
         HalfLoaded: Reading failed though the checkpoint was found whole; the state is lost.
     """
-    content = on_rank_zero(lambda: _metadata_of(folder))
+    content = on_rank_zero(lambda: _metadata_of(folder, options.verify))
     metadata = parse_metadata(content, folder)
     planner = CheckedLoadPlanner(options)
     items: Any = None
@@ -46,8 +54,12 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         items = planner.plan(state, metadata, folder)
     except CheckpointError as error:
         problem = error
+    except Exception as error:
+        # without a manifest a damaged index is found out only when it makes no sense
+        problem = DamagedCheckpoint(f"{folder / METADATA_FILE} is damaged: {type(error).__name__}: {error}")
+        problem.__cause__ = error
     fail_together(problem)
-    verify_together(Checkpoint.of_folder(folder), options.verify, also=_files_of(metadata))
+    verify_together(Checkpoint.of_folder(folder), options.verify, needed=file_lengths(metadata))
     problem = None
     try:
         read_into(planner, items, metadata, folder)
@@ -58,13 +70,13 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         logger.warning("not loaded from %s, kept as built: %s", folder.name, ", ".join(planner.skipped))
 
 
-def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] = ()) -> Manifest | None:
+def verify_together(checkpoint: Checkpoint, level: Level, needed: Mapping[str, int] | None = None) -> Manifest | None:
     """Prove that a checkpoint is as it was written, each byte read by one rank; all ranks must call it.
 
     Args:
         checkpoint: What is checked.
         level: How thoroughly.
-        also: Names of files that the checkpoint needs.
+        needed: Bytes that files must have at least, by name, for a checkpoint without a manifest.
 
     Returns:
         The manifest; None if the checkpoint has none, which is a warning.
@@ -76,7 +88,7 @@ def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] 
     def look() -> tuple[Manifest | None, list[Finding], bool]:
         manifest, findings = check_structure(checkpoint)
         if manifest is None:
-            findings = [Finding(name, "is missing") for name in also if not (checkpoint.folder / name).is_file()]
+            findings = check_lengths(checkpoint.folder, needed or {})
         return manifest, findings, checkpoint.is_distributed
 
     manifest, findings, is_folder = on_rank_zero(look)
@@ -99,13 +111,25 @@ def verify_together(checkpoint: Checkpoint, level: Level, also: tuple[str, ...] 
     return manifest
 
 
-def _metadata_of(folder: Path) -> bytes:
+def _metadata_of(folder: Path, level: Level) -> bytes:
+    """The index, proven before anybody looks into it: one that is damaged seems to be of another model."""
     if not folder.exists():
         raise CheckpointError(f"no such checkpoint: {folder}")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a DCP checkpoint is a folder")
-    return read_metadata_bytes(folder)
-
-
-def _files_of(metadata: Metadata) -> tuple[str, ...]:
-    return tuple(sorted({place.relative_path for place in metadata.storage_data.values()}))
+    manifest = read_manifest(folder / MANIFEST_FILE) if level != "off" else None
+    record = manifest.files.get(METADATA_FILE) if manifest is not None else None
+    try:
+        content = read_metadata_bytes(folder)
+    except CheckpointError as error:
+        if record is None:
+            raise
+        raise DamagedCheckpoint(f"the checkpoint {folder} is damaged: {METADATA_FILE}: is missing") from error
+    if record is not None and level == "full":
+        found = xxhash.xxh3_128_hexdigest(content)
+        if found != record.xxh3_128:
+            raise DamagedCheckpoint(
+                f"the checkpoint {folder} is damaged: {METADATA_FILE}: checksum {record.xxh3_128} was written, "
+                f"{found} is found"
+            )
+    return content

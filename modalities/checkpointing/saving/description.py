@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from modalities.checkpointing.manifest import FileRecord, Manifest, TensorRecord
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, Start, TensorRecord
 from modalities.parallel.process_group import world_size
 from modalities.progress import TrainingProgress
 
@@ -25,10 +25,12 @@ class RunContext:
     Args:
         config_hash: xxh3-128 of the canonical config.
         metrics: Of the last evaluation, by name.
+        start: Which of its starts this is.
     """
 
     config_hash: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    start: Start = field(default_factory=Start)
 
 
 def describe(
@@ -47,12 +49,13 @@ def describe(
         progress,
         world_size(),
         mesh,
-        time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        time.strftime(SAVED_AT_FORMAT),
         {"modalities": version("modalities"), "torch": torch.__version__},
         context.config_hash,
         files,
         tensors,
         context.metrics,
+        context.start,
     )
 
 

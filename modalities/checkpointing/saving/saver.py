@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ from modalities.checkpointing.saving.planning import RankPlan, flatten, make_pla
 from modalities.checkpointing.saving.snapshot import Snapshot, fits_in_memory
 from modalities.checkpointing.storage import Destination
 from modalities.exceptions import CheckpointError
+from modalities.parallel.bounded import call_within
 from modalities.parallel.process_group import fail_together, from_rank_zero, global_rank, machine_device, world_size
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ _NICENESS = 5
 """Training goes first where cores are scarce."""
 
 _GLANCE_S = 0.2
+_STORE_S = 1.0
+"""The main thread waits no longer for an answer of the job's store: its process may be frozen."""
 
 _savers: weakref.WeakSet[DistributedSaver] = weakref.WeakSet()
 
@@ -246,8 +250,8 @@ class DistributedSaver:
         ends_at = time.monotonic() + patience_s
         while save is not None and not self._join(_GLANCE_S):
             rank = None
-            with suppress(RuntimeError):  # the store has gone: the writer finds that out
-                rank = save.agreement.gone()
+            with suppress(RuntimeError, TimeoutError):  # the store has gone, or is frozen: the writer finds that out
+                rank = call_within(_STORE_S, save.agreement.gone)
             if rank is not None:
                 self._conclude(f"rank {rank}: its process is gone")
             if time.monotonic() > ends_at:
@@ -269,8 +273,8 @@ class DistributedSaver:
         if save.thread.is_alive():
             self.snapshot = None  # a writer that is stuck may still read it
             cause = cause or f"rank {save.agreement.rank}: no answer within {save.agreement.timeout_s:g} s"
-            with suppress(RuntimeError):
-                save.agreement.tell_failure(cause)
+            with suppress(RuntimeError, TimeoutError):
+                call_within(_STORE_S, partial(save.agreement.tell_failure, cause))
             raise _failed(save, cause)
         if save.error is not None:
             raise save.error
