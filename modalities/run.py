@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
 from modalities.checkpointing.history import history_of, next_start
-from modalities.checkpointing.manifest import Start
+from modalities.checkpointing.manifest import Start, read_manifest
 from modalities.checkpointing.storage import as_location
 from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
 from modalities.composition.schema import Schema
@@ -230,7 +230,9 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
 
     on_rank_zero(record)
     trainer = make_trainer(recipe, machine_device(), [metrics])
-    trainer.last_checkpoint = checkpoint.path if checkpoint is not None else None
+    if checkpoint is not None:
+        trainer.last_checkpoint = checkpoint.path
+        trainer.last_metrics = on_rank_zero(lambda: _metrics_of(checkpoint))
     if global_rank() == 0:
         print_banner(recipe, machine_device(), progress, checkpoint, folder.path)
 
@@ -300,6 +302,15 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Ch
             "go on from it with --resume auto, or choose another --experiment_id"
         )
     return []
+
+
+def _metrics_of(checkpoint: Checkpoint) -> dict[str, float]:
+    """Of the last evaluation before it."""
+    try:
+        manifest = read_manifest(checkpoint.manifest_path)
+    except CheckpointError:
+        return {}  # it was loaded unverified, as asked for
+    return dict(manifest.metrics) if manifest is not None else {}
 
 
 def _this_start(saving: CheckpointSaving, progress: TrainingProgress) -> Start:

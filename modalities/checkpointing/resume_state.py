@@ -24,6 +24,8 @@ from modalities.progress import TrainingProgress
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+OWES_EVALUATION = "owes_evaluation"
+"""Of the further numbers, the same on all ranks: whether the run was stopped before an evaluation that was due."""
 
 
 @dataclass(frozen=True)
@@ -144,5 +146,7 @@ def restore_rng_state(state: ResumeState) -> None:
 
 
 def own_rank_state(state: ResumeState) -> dict[str, float]:
-    """This rank's further numbers; empty in another world than the one that saved."""
-    return state.rank_state[global_rank()] if len(state.rank_state) == world_size() else {}
+    """This rank's further numbers; in another world than the one that saved, those that are the same on all ranks."""
+    if len(state.rank_state) == world_size():
+        return state.rank_state[global_rank()]
+    return {key: state.rank_state[0][key] for key in (OWES_EVALUATION,) if key in state.rank_state[0]}

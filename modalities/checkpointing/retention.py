@@ -54,6 +54,11 @@ class CheckpointSavingStrategyIF(ABC):
         """How many checkpoints are kept at most; None if there is no bound."""
         return None
 
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Names of the metrics that it goes by."""
+        return ()
+
     @abstractmethod
     def to_delete(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Which checkpoints may go.
@@ -155,6 +160,8 @@ class KeepEveryNStepsStrategy(_KeepingStrategy):
 class KeepBestKStrategy(_KeepingStrategy):
     """Keep the checkpoints with the best values of a metric; of equal ones the newer.
 
+    While fewer have been measured, the newest of those that were not are kept in their place.
+
     Args:
         k: How many.
         metric: Its name, such as ``heldout loss``.
@@ -168,14 +175,19 @@ class KeepBestKStrategy(_KeepingStrategy):
 
     @property
     def num_kept(self) -> int | None:
-        return self.k
+        return self.k + 1  # the newest, too
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        return (self.metric,)
 
     def to_keep(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         sign = 1 if self.best == "lowest" else -1
         # a value that is no number is nobody's best
         measured = [c for c in saved if c.metrics.get(self.metric, float("nan")) == c.metrics.get(self.metric)]
         ranked = sorted(measured, key=lambda c: (sign * c.metrics[self.metric], -c.progress.num_seen_steps))
-        return ranked[: self.k]
+        unmeasured = [c for c in reversed(saved) if self.metric not in c.metrics]
+        return [*ranked[: self.k], *unmeasured[: max(0, self.k - len(ranked))]]
 
 
 class KeepOnePerPeriodStrategy(_KeepingStrategy):
@@ -218,6 +230,10 @@ class CombinedCheckpointSavingStrategy(CheckpointSavingStrategyIF):
     def num_kept(self) -> int | None:
         bounds = [strategy.num_kept for strategy in self.strategies if strategy.chooses_what]
         return None if not bounds or None in bounds else sum(bound for bound in bounds if bound is not None)
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        return [name for strategy in self.strategies for name in strategy.metrics]
 
     def should_save(self, training_progress: TrainingProgress) -> bool:
         choosing = [strategy for strategy in self.strategies if strategy.chooses_when]

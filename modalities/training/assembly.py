@@ -64,6 +64,8 @@ def check_consistency(recipe: TrainingRecipe) -> None:
     _refuse(rules.batch_is_micro_batch(loader.batch_size, profile.local_train_micro_batch_size))
     _refuse(rules.replicas_are_ranks(loader.num_replicas, profile.dp_degree))
     _check_names(recipe)
+    for metric in recipe.checkpoint_saving.strategy.metrics:
+        _refuse(rules.metric_is_measured(metric, [loader.dataloader_tag for loader in recipe.eval_dataloaders]))
     vocab_size = getattr(recipe.app_state.model_parts[0], "vocab_size", None)
     if vocab_size is None:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from modalities.registry.interfaces import FSDP1Model, Interface
 from modalities.registry.rules import Rule
 
@@ -87,6 +89,20 @@ def saves_when_asked(every: int, interval: int) -> str | None:
         f"checkpoint_saving.every {every} is no multiple of settings.intervals.checkpointing_interval_in_steps "
         f"{interval}, at which it is asked: those steps would not be saved"
     )
+
+
+def metric_is_measured(metric: str, tags: Sequence[str]) -> str | None:
+    """Checkpoints can only be kept by what evaluations measure."""
+    measured = [metric_name(tag) for tag in tags]
+    if metric in measured:
+        return None
+    there = f"evaluations measure {', '.join(measured)}" if measured else "there are no eval_dataloaders"
+    return f"checkpoints are to be kept by `{metric}`, but {there}"
+
+
+def metric_name(tag: str) -> str:
+    """Under which the loss of an evaluation is known."""
+    return f"{tag} loss"
 
 
 def names_agree(key: str, giver: str, taker: str) -> Rule:

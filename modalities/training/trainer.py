@@ -17,6 +17,7 @@ from torch import Tensor
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.checkpoint_saving import CheckpointSaving
+from modalities.checkpointing.resume_state import OWES_EVALUATION
 from modalities.data.batch import DatasetBatch
 from modalities.data.dataloader import LLMDataLoader
 from modalities.exceptions import CheckpointError
@@ -28,6 +29,7 @@ from modalities.training.evaluator import AutocastFactory, Evaluator
 from modalities.training.gradient_clipping import GradientClipperIF
 from modalities.training.losses import Loss
 from modalities.training.mfu import MFUCalculatorIF
+from modalities.training.rules import metric_name
 from modalities.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -95,7 +97,7 @@ class IntervalFigures:
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from the sums of :meth:`state`; from zero where there are none."""
-        if state:
+        if "loss_sum" in state:
             self.loss_sum.fill_(state["loss_sum"])
             self.grad_norm_sum.fill_(state["grad_norm_sum"])
             self.num_steps, self.seconds = int(state["num_steps"]), state["seconds"]
@@ -159,7 +161,7 @@ class Trainer:
         self.mfu_calculator = mfu_calculator
         self.evaluator = Evaluator(loss_fn, device, self.autocast, progress_subscriber)
         self.last_checkpoint: Path | None = None
-        self.last_evaluation: dict[str, EvaluationResultBatch] = {}
+        self.last_metrics: dict[str, float] = {}
 
     def train(
         self, progress: TrainingProgress, stop_request: StopRequest, before_first_step: Callable[[], None]
@@ -179,6 +181,9 @@ class Trainer:
         figures.restore(self.app_state.rank_state)
         for part in self.app_state.model_parts:
             part.train()
+        if self.app_state.rank_state.get(OWES_EVALUATION) and not self._evaluate(progress, stop_request):
+            # it is still owed, and the checkpoint that the run started from tells so
+            return progress
         before_first_step()
         while not progress.is_finished:
             stop_request.seconds_to_save = self.checkpoint_saving.longest_save_s
@@ -193,10 +198,12 @@ class Trainer:
                 self.checkpoint_saving.settle()
                 raise CheckpointError("saving a checkpoint failed on another rank, which tells why")
             stopping = stop_request.is_agreed()
-            if self._is_due(progress, self.intervals.evaluation_interval_in_steps) and not stopping:
+            owes_evaluation = self._is_due(progress, self.intervals.evaluation_interval_in_steps)
+            if owes_evaluation and not stopping:
                 stopping = not self._evaluate(progress, stop_request)
+                owes_evaluation = stopping
             if self._is_due(progress, self.intervals.checkpointing_interval_in_steps) or stopping:
-                self.app_state.rank_state = figures.state()
+                self.app_state.rank_state = {**figures.state(), OWES_EVALUATION: float(owes_evaluation)}
                 self._save(progress, stopping)
             if stopping:
                 break
@@ -205,7 +212,7 @@ class Trainer:
 
     def last_losses(self) -> dict[str, float]:
         """Losses of the last evaluation, by data and loss."""
-        return {f"{tag} loss": loss for tag, result in self.last_evaluation.items() for loss in result.losses.values()}
+        return dict(self.last_metrics)
 
     def close(self) -> None:
         """Let the subscribers finish."""
@@ -286,7 +293,8 @@ class Trainer:
             result = self.evaluator.evaluate(self.app_state.model_parts, dataloader, steps, stop_request)
             if result is None:
                 return False
-            self.last_evaluation[dataloader.dataloader_tag] = result
+            (loss,) = result.losses.values()
+            self.last_metrics[metric_name(dataloader.dataloader_tag)] = loss
             self._publish(result)
         return True
 

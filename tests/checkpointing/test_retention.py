@@ -78,8 +78,17 @@ def test_the_best_by_a_metric_are_kept_of_equals_the_newer(best: str, deleted: l
 
 
 def test_a_checkpoint_without_the_metric_or_with_none_that_is_a_number_is_nobody_s_best() -> None:
-    saved = [*_at(1), SavedCheckpoint(_progress(2), metrics={"loss": float("nan")}), *_at(3)]
-    assert _steps(KeepBestKStrategy(2, "loss").to_delete(saved)) == [1, 2]
+    measured = [
+        SavedCheckpoint(_progress(step), metrics={"loss": loss}) for step, loss in ((2, float("nan")), (4, 9.0))
+    ]
+    saved = [*_at(1), measured[0], *_at(3), measured[1], *_at(5)]
+    assert _steps(KeepBestKStrategy(1, "loss").to_delete(saved)) == [1, 2, 3]
+
+
+def test_what_was_not_measured_is_kept_until_enough_others_are() -> None:
+    saved = [*_at(1, 2, 3), SavedCheckpoint(_progress(4), metrics={"loss": 9.0})]
+    assert _steps(KeepBestKStrategy(3, "loss").to_delete(saved)) == [1]
+    assert _steps(KeepBestKStrategy(3, "no such").to_delete(saved)) == [1]
 
 
 def test_the_first_of_each_period_is_kept() -> None:
