@@ -136,7 +136,7 @@ def make_dcp_execution(
     execution = DCPCheckpointSaving(checkpoint_path, experiment_id, global_rank)
     execution.options = SavingOptions(mode, timeout_s)
     if upload_to is not None and global_rank == 0:
-        execution.uploader = Uploader(upload_to)
+        execution.uploader = Uploader(upload_to, timeout_s)
     return execution
 
 

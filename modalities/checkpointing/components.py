@@ -293,6 +293,9 @@ class DCPAppStateConfig(ComponentConfig):
 
     raw_app_state: Instance[AppState] = Field(description="the app state as built")
     checkpoint_dir_path: ExistingPath = Field(description="folder of the checkpoint")
+    checkpoint_loading: Annotated[Instance[DistributedCheckpointLoading] | None, DefaultFrom("checkpoint_loading")] = (
+        Field(None, description="how it is read; by default the config's own `checkpoint_loading`, if it has one")
+    )
 
 
 @sign.component(

@@ -52,6 +52,16 @@ def lock(folder: Path, experiment_id: str) -> None:
     _held[name] = descriptor
 
 
+def keep_locked(folder: Path, experiment_id: str) -> None:
+    """Take the folder anew if it was deleted since this process took it, and the lock with it.
+
+    Raises:
+        CheckpointError: Another process has taken it meanwhile.
+    """
+    if not is_remote(folder) and os.path.realpath(folder / f"{LOCK_FILE}-{experiment_id}") in _held:
+        lock(folder, experiment_id)
+
+
 def unlock(folder: Path, experiment_id: str) -> None:
     """Give the folder back, if this process has it; an empty folder goes, too."""
     if is_remote(folder):

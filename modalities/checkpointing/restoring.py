@@ -117,9 +117,14 @@ def make_fsdp1_loading(
     return loading
 
 
-def load_app_state(raw_app_state: AppState, checkpoint_dir_path: Path) -> AppState:
+def load_app_state(
+    raw_app_state: AppState,
+    checkpoint_dir_path: Path,
+    checkpoint_loading: DistributedCheckpointLoadingIF | None = None,
+) -> AppState:
     """Builder of ``app_state: dcp``."""
-    return DCPCheckpointLoading(global_rank()).load_checkpoint_(raw_app_state, checkpoint_dir_path)
+    loading = checkpoint_loading or DCPCheckpointLoading(global_rank())
+    return loading.load_checkpoint_(raw_app_state, checkpoint_dir_path)
 
 
 def load_fsdp1_model(

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 TRASH_PREFIX = ".trash-"
 SUPERSEDED_PREFIX = ".superseded-"
+UNFINISHED_MARK = ".unfinished"
+"""In a store of objects: lies in a checkpoint as long as it is being written."""
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)?", re.DOTALL)
 """A Path has lost one of the slashes."""
@@ -138,6 +140,7 @@ class ObjectPrefix:
     def begin(self) -> None:
         filesystem: Any = getattr(self.final, "fs")  # noqa: B009
         filesystem.makedirs(getattr(self.final, "path"), exist_ok=True)  # noqa: B009
+        (self.final / UNFINISHED_MARK).write_bytes(b"")
         # an older checkpoint of that name ends here, on whichever rank comes first: its data is about to be replaced
         (self.final / MANIFEST_FILE).unlink(missing_ok=True)
 
@@ -153,6 +156,7 @@ class ObjectPrefix:
     def commit(self, manifest: bytes) -> None:
         (self.final / MANIFEST_FILE).write_bytes(manifest)  # the commit point in a store of objects
         self._is_committed = True
+        (self.final / UNFINISHED_MARK).unlink(missing_ok=True)
 
     def abandon(self) -> None:
         # what fails behind the commit takes nothing with it
@@ -256,8 +260,10 @@ def sweep(folder: Path, experiment_id: str) -> list[str]:
     Returns:
         What was found, in words.
     """
-    if is_remote(folder) or not folder.is_dir():
+    if not folder.is_dir():
         return []
+    if is_remote(folder):
+        return _sweep_store(folder, experiment_id)
     told = []
     leftovers = [path for path in sorted(folder.iterdir()) if _left_by(path) == experiment_id]
     aside = [path for path in leftovers if path.name.startswith(SUPERSEDED_PREFIX)]
@@ -276,6 +282,20 @@ def sweep(folder: Path, experiment_id: str) -> list[str]:
             told.append(f"removed {path.name}, left behind by a run that was killed")
     if told:
         durability.layer.sync_folder(folder)
+    return told
+
+
+def _sweep_store(folder: Path, experiment_id: str) -> list[str]:
+    told = []
+    for path in list(folder.iterdir()):
+        parsed = parse_checkpoint_name(path)
+        if parsed is None or parsed[0] != experiment_id or not (path / UNFINISHED_MARK).is_file():
+            continue
+        if (path / MANIFEST_FILE).is_file():
+            (path / UNFINISHED_MARK).unlink()
+        else:
+            remove(path)
+            told.append(f"removed {path.name}, left behind by a run that was killed")
     return told
 
 

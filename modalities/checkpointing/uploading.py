@@ -6,8 +6,9 @@ import logging
 import secrets
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from modalities.checkpointing.manifest import MANIFEST_FILE, FileRecord, read_manifest
 from modalities.checkpointing.saving.checksummed_file import BLOCK_BYTES, ChecksummedFile
@@ -15,6 +16,8 @@ from modalities.checkpointing.storage import as_location, destination_of, is_rem
 from modalities.exceptions import DamagedCheckpoint
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _NUM_THREADS = 4
 _NUM_TRIES = 3
@@ -25,10 +28,12 @@ class Uploader:
 
     Args:
         target: Folder or fsspec URL that gets them; what is there stays.
+        timeout_s: Seconds that the end of a run waits for what is still being copied.
     """
 
-    def __init__(self, target: Path | str) -> None:
+    def __init__(self, target: Path | str, timeout_s: float) -> None:
         self.target = as_location(target)
+        self.timeout_s = timeout_s
         self._current: Path | None = None
         self._next: Path | None = None
         self._changed = threading.Condition()
@@ -50,11 +55,17 @@ class Uploader:
             return checkpoint in (self._current, self._next)
 
     def close(self) -> None:
-        """Wait until all is copied."""
+        """Wait until all is copied, or it takes too long."""
         thread = self._thread
-        if thread is not None and thread.is_alive():
-            logger.info("waiting for the upload to %s", self.target)
-            thread.join()
+        if thread is None or not thread.is_alive():
+            return
+        logger.info("waiting for the upload to %s", self.target)
+        thread.join(self.timeout_s)
+        with self._changed:
+            remaining = [checkpoint.name for checkpoint in (self._current, self._next) if checkpoint is not None]
+        if thread.is_alive() and remaining:
+            told = ", ".join(remaining)
+            logger.error("%s is not in %s: no end of the upload within %g s", told, self.target, self.timeout_s)
 
     def _work(self) -> None:
         while True:
@@ -107,10 +118,38 @@ def upload(checkpoint: Path, target: Path) -> None:
 
     try:
         destination.begin()
-        with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            list(threads.map(copy, manifest.files.items()))
+        _for_each(manifest.files.items(), copy)
         destination.commit(manifest_file.read_bytes())
     except BaseException:
         destination.abandon()
         raise
     point_at(target.parent, {"checkpoint_folder_path": target})
+
+
+def _for_each(items: Iterable[T], work: Callable[[T], None]) -> None:
+    """Do the work in several threads, which do not keep a program from ending when a store is stuck.
+
+    Raises:
+        BaseException: The first that the work raised.
+    """
+    remaining = list(items)
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        while not errors:
+            try:
+                item = remaining.pop()
+            except IndexError:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=take, daemon=True, name="checkpoint-upload") for _ in range(_NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

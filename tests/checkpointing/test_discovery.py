@@ -70,3 +70,17 @@ def test_what_is_none_is_told(tmp_path: Path, name: str) -> None:
     (tmp_path / "file.txt").touch()
     with pytest.raises(CheckpointError, match=name):
         locate_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", "3", '{"checkpoint_folder_path": "SELF"}'])
+def test_a_pointer_that_names_no_checkpoint_is_told(tmp_path: Path, content: str) -> None:
+    pointer = tmp_path / "last_checkpoint_info.json"
+    pointer.write_text(content.replace("SELF", str(pointer)))
+    with pytest.raises(CheckpointError, match=r"last_checkpoint_info\.json names"):
+        locate_checkpoint(pointer)
+
+
+def test_a_pointer_that_is_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "last_checkpoint_info.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        locate_checkpoint(tmp_path / "last_checkpoint_info.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSa
 from modalities.checkpointing.reading.loading import verify_together
 from modalities.checkpointing.retention import SaveKMostRecentCheckpointsStrategy
 from modalities.checkpointing.storage import sweep
-from modalities.checkpointing.uploading import upload
+from modalities.checkpointing.uploading import Uploader, upload
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 from tests.checkpointing.faulty_layers import CountingLayer, PowerLossLayer, die
@@ -182,6 +183,21 @@ def test_an_upload_that_is_killed_leaves_no_half_of_a_copy(tmp_path: Path) -> No
         if os.waitstatus_to_exitcode(status) == 0:
             break
     assert seen == {0, 1}
+
+
+def test_an_upload_that_is_stuck_does_not_hold_up_the_end_of_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _save(tmp_path / "fast", FIRST_STEP, 1.0)
+    (checkpoint,) = checkpoints_in(tmp_path / "fast")
+    uploader = Uploader(tmp_path / "copies", timeout_s=0.5)
+    durability.layer = CountingLayer(3, lambda _: time.sleep(600))
+    uploader.add(checkpoint.path)
+    begun = time.monotonic()
+    uploader.close()
+    assert time.monotonic() - begun < 5
+    assert "no end of the upload within 0.5 s" in caplog.text
+    assert uploader.needs(checkpoint.path)
 
 
 def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import checkpoints_in
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
-from modalities.checkpointing.lock import lock, unlock
 from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
@@ -89,24 +87,3 @@ def test_a_newer_format_is_refused_by_name(checkpoint: Path) -> None:
     manifest.write_text(json.dumps(fields, indent=1) + "\n")
     with pytest.raises(CheckpointError, match=r"has format 999, .*update modalities"):
         _load(_app_state(0), checkpoint, LoadingOptions())
-
-
-def test_a_folder_is_one_run_s_until_it_ends_however_it_ends(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        lock(tmp_path, "x")
-        os.write(writing, b"locked")
-        os.read(reading, 1)  # until it is killed
-        os._exit(0)
-    os.read(reading, 6)
-    with pytest.raises(CheckpointError, match=f"process {process} on .*another --experiment_id"):
-        lock(tmp_path, "x")
-    lock(tmp_path, "another")
-    unlock(tmp_path, "another")
-    os.kill(process, 9)
-    os.waitpid(process, 0)
-    lock(tmp_path, "x")
-    lock(tmp_path, "x")
-    unlock(tmp_path, "x")
-    assert not tmp_path.exists() or list(tmp_path.iterdir()) == []

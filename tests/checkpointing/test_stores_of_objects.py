@@ -19,7 +19,7 @@ from modalities.checkpointing.discovery import checkpoints_in, locate_checkpoint
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.reading.loading import verify_together
 from modalities.checkpointing.retention import SaveKMostRecentCheckpointsStrategy
-from modalities.checkpointing.storage import as_location
+from modalities.checkpointing.storage import ObjectPrefix, as_location, sweep
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 from modalities.testing.tiny import tiny_config, write_config
@@ -147,6 +147,24 @@ def test_what_a_killed_save_left_does_not_count_and_is_replaced(folder: str) -> 
     _save(folder, 2)
     assert _steps(folder) == [1, 2]
     assert _loaded(half) == [2]
+
+
+def test_what_a_killed_save_left_is_swept_at_the_next_start(folder: str) -> None:
+    _save(folder, 1)
+    (first,) = checkpoints_in(as_location(folder))
+    half, foreign = (
+        as_location(folder) / first.path.name.replace("seen_steps_1-seen_tokens_1", f"seen_steps_{n}-seen_tokens_{n}")
+        for n in (2, 3)
+    )
+    destination = ObjectPrefix(half)
+    destination.begin()
+    for path in (half / "__0_0.distcp", half / ".metadata", foreign / ".metadata"):
+        path.write_bytes(b"data")
+    told = sweep(as_location(folder), "x")
+    assert told == [f"removed {half.name}, left behind by a run that was killed"]
+    assert {path.name for path in as_location(folder).iterdir()} >= {first.path.name, foreign.name}
+    assert not half.exists()
+    assert _steps(folder) == [1]
 
 
 def test_a_flipped_bit_is_found(folder: str) -> None:

@@ -14,7 +14,7 @@ from modalities import durability
 from modalities.checkpointing import paths
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
-from modalities.checkpointing.lock import lock, unlock
+from modalities.checkpointing.lock import keep_locked, lock, unlock
 from modalities.checkpointing.manifest import FileRecord
 from modalities.checkpointing.rehearsal import rehearse_space, rehearse_writing
 from modalities.checkpointing.resume_state import ResumeState, collect_resume_state, resume_state_bytes
@@ -97,6 +97,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
 
         def commit(written: WrittenState) -> None:
             destination, files = written.destination, written.files
+            keep_locked(self.checkpoint_path, self.experiment_id)
             name = paths.RESUME_STATE_FILE
             files[name] = _write(destination.working / name, destination, resume_state_bytes(resume_state))
             tensors = tensors_in(written.metadata)
@@ -231,6 +232,7 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         records["model"] = save_full_model(model, temporary["model"], layer)
 
         def commit() -> None:
+            keep_locked(self.checkpoint_path, self.experiment_id)
             files = {names[entity].name: record for entity, record in records.items() if record is not None}
             state = read_state_file(temporary["model"])
             tensors = {key: tensor_record(tensor.dtype, tensor.shape) for key, tensor in state.items()}
@@ -294,14 +296,19 @@ def _rehearse(
     folder = execution.checkpoint_path
     on_rank_zero(lambda: _writing(folder, lambda: _take_folder(folder, execution.experiment_id)))
     rehearse_writing(folder, execution.experiment_id)
-    there = on_rank_zero(lambda: _num_bytes_in(folder))
+    there = on_rank_zero(lambda: _num_bytes_of(folder, execution.experiment_id))
     rehearse_space(folder, app_state, num_kept, there)
 
 
-def _num_bytes_in(folder: Path) -> int:
+def _num_bytes_of(folder: Path, experiment_id: str) -> int:
+    """Of the run's own checkpoints, in whose place new ones will come."""
     if is_remote(folder):
         return 0
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
+    own = [
+        path for path in folder.iterdir() if (told := paths.parse_checkpoint_name(path)) and told[0] == experiment_id
+    ]
+    files = [file for path in own for file in (path, *path.rglob("*"))]
+    return sum(file.lstat().st_size for file in files)
 
 
 def _write(path: Path, opener: Opener, content: bytes) -> FileRecord:
