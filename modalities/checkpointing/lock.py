@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 
-_held: dict[str, int] = {}
+_held: dict[tuple[int, str], int] = {}
+"""Descriptors of lock files, by process (a forked one has none of its parent's locks) and name."""
 
 
 def lock(folder: Path, experiment_id: str) -> None:
@@ -35,7 +36,7 @@ def lock(folder: Path, experiment_id: str) -> None:
     if is_remote(folder):
         return
     path = folder / f"{LOCK_FILE}-{experiment_id}"
-    name = os.path.realpath(path)
+    name = _key(path)
     if name in _held and _is_same_file(_held[name], path):
         return
     while True:
@@ -58,7 +59,7 @@ def keep_locked(folder: Path, experiment_id: str) -> None:
     Raises:
         CheckpointError: Another process has taken it meanwhile.
     """
-    if not is_remote(folder) and os.path.realpath(folder / f"{LOCK_FILE}-{experiment_id}") in _held:
+    if not is_remote(folder) and _key(folder / f"{LOCK_FILE}-{experiment_id}") in _held:
         lock(folder, experiment_id)
 
 
@@ -67,7 +68,7 @@ def unlock(folder: Path, experiment_id: str) -> None:
     if is_remote(folder):
         return
     path = folder / f"{LOCK_FILE}-{experiment_id}"
-    descriptor = _held.pop(os.path.realpath(path), None)
+    descriptor = _held.pop(_key(path), None)
     if descriptor is None:
         return
     with suppress(OSError):
@@ -75,6 +76,10 @@ def unlock(folder: Path, experiment_id: str) -> None:
         if not any(folder.iterdir()):
             folder.rmdir()
     os.close(descriptor)
+
+
+def _key(path: Path) -> tuple[int, str]:
+    return os.getpid(), os.path.realpath(path)
 
 
 def _take(descriptor: int, folder: Path, experiment_id: str) -> bool:

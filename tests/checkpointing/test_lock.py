@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_a_folder_is_one_run_s_until_it_ends_however_it_ends(tmp_path: Path) -> 
     if process == 0:
         lock(tmp_path, "x")
         os.write(writing, b"locked")
-        os.read(reading, 1)  # until it is killed
+        signal.pause()  # until it is killed
         os._exit(0)
     os.read(reading, 6)
     with pytest.raises(CheckpointError, match=f"process {process} on .*another --experiment_id"):
@@ -75,7 +76,7 @@ def test_a_save_into_a_folder_that_another_run_has_taken_meanwhile_fails(tmp_pat
     if process == 0:
         lock(folder, "x")
         os.write(writing, b"locked")
-        os.read(reading, 1)  # until it is killed
+        signal.pause()  # until it is killed
         os._exit(0)
     os.read(reading, 6)
     with pytest.raises(CheckpointError, match=f"another run writes checkpoints of x to .*process {process} on"):
