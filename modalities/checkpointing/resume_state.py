@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,38 @@ class ResumeState:
     lr_scheduler: dict[str, Any] | None = None
 
 
+RankPart = tuple[dict[str, Any], dict[str, float]]
+"""A rank's random states and further numbers."""
+
+
+def rank_part(rank_state: dict[str, float]) -> RankPart:
+    """This rank's part of a resume state, as of now."""
+    return rng_state(), dict(rank_state)
+
+
+def resume_state_of(
+    progress: TrainingProgress, parts: Sequence[RankPart], lr_scheduler: dict[str, Any] | None = None
+) -> ResumeState:
+    """The state of all ranks.
+
+    Args:
+        progress: Where the run stands.
+        parts: By rank.
+        lr_scheduler: The scheduler's state, if the checkpoint's format has no place for it.
+    """
+    return ResumeState(progress, [rng for rng, _ in parts], [numbers for _, numbers in parts], lr_scheduler)
+
+
 def collect_resume_state(
     progress: TrainingProgress, rank_state: dict[str, float], lr_scheduler: dict[str, Any] | None = None
 ) -> ResumeState:
     """The state of all ranks, whole on rank 0; all ranks must call it."""
-    own = (rng_state(), dict(rank_state))
-    if world_size() == 1:
-        return ResumeState(progress, [own[0]], [own[1]], lr_scheduler)
-    gathered: list[Any] = [None] * world_size() if global_rank() == 0 else []
-    dist.gather_object(own, gathered if global_rank() == 0 else None, dst=0)
-    return ResumeState(progress, [rng for rng, _ in gathered], [numbers for _, numbers in gathered], lr_scheduler)
+    own = rank_part(rank_state)
+    gathered: list[Any] = [own]
+    if world_size() > 1:
+        gathered = [None] * world_size() if global_rank() == 0 else []
+        dist.gather_object(own, gathered if global_rank() == 0 else None, dst=0)
+    return resume_state_of(progress, gathered, lr_scheduler)
 
 
 def resume_state_bytes(state: ResumeState) -> bytes:

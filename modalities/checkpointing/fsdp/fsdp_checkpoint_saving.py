@@ -17,7 +17,13 @@ from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
 from modalities.checkpointing.lock import keep_locked, lock, unlock
 from modalities.checkpointing.manifest import FileRecord
 from modalities.checkpointing.rehearsal import rehearse_space, rehearse_writing
-from modalities.checkpointing.resume_state import ResumeState, collect_resume_state, resume_state_bytes
+from modalities.checkpointing.resume_state import (
+    ResumeState,
+    collect_resume_state,
+    rank_part,
+    resume_state_bytes,
+    resume_state_of,
+)
 from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.safe_reading import read_state_file
 from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener
@@ -91,7 +97,6 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
             self._saver = DistributedSaver(self.options)
             on_rank_zero(lambda: _writing(self.checkpoint_path, lambda: _make_folder(self.checkpoint_path)))
         final = self._folder(training_progress)
-        resume_state = collect_resume_state(training_progress, app_state.rank_state)
         context, mesh, saver = self.context, mesh_of(app_state.model_parts), self._saver
         retain = self.after_commit
 
@@ -99,6 +104,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
             destination, files = written.destination, written.files
             keep_locked(self.checkpoint_path, self.experiment_id)
             name = paths.RESUME_STATE_FILE
+            resume_state = resume_state_of(training_progress, written.rank_parts)
             files[name] = _write(destination.working / name, destination, resume_state_bytes(resume_state))
             tensors = tensors_in(written.metadata)
             manifest = describe("dcp", self.experiment_id, training_progress, context, mesh, files, tensors)
@@ -115,7 +121,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
         def place(save_id: str) -> Destination:
             return destination_of(final, save_id)
 
-        saver.save({"app": app_state.state_dict()}, place, commit, after_commit)
+        saver.save({"app": app_state.state_dict()}, rank_part(app_state.rank_state), place, commit, after_commit)
         if saver.copies_beside_training:
             _wait_before_step(app_state, saver.wait_for_snapshot)
         return final

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,11 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         DamagedCheckpoint: The checkpoint is not as it was written; the state is as it was.
         HalfLoaded: Reading failed though the checkpoint was found whole; the state is lost.
     """
+    with _undisturbed():
+        _load(state, folder, options)
+
+
+def _load(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
     content = on_rank_zero(lambda: _metadata_of(folder, options.verify))
     metadata = parse_metadata(content, folder)
     planner = CheckedLoadPlanner(options)
@@ -68,6 +75,18 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
     fail_together(problem)
     if planner.skipped and global_rank() == 0:
         logger.warning("not loaded from %s, kept as built: %s", folder.name, ", ".join(planner.skipped))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector, which would look through all of torch because of the many small objects of a plan."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def verify_together(checkpoint: Checkpoint, level: Level, needed: Mapping[str, int] | None = None) -> Manifest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from modalities.exceptions import CheckpointError
 
 SCRATCH_BYTES = 16 << 20
 """Of a thread, for what cannot be read in place."""
+_AT_ONCE_BYTES = 2 << 20
+"""Of a file: larger reads of what is not in memory yet cost the kernel several times as much."""
 _NUM_THREADS = 2
 
 Part = tuple[ReadItem, _StorageInfo]
@@ -45,6 +48,7 @@ def read_into(planner: CheckedLoadPlanner, items: Sequence[ReadItem], metadata: 
     by_file: dict[str, list[Part]] = {}
     for part in sorted(parts, key=lambda part: (part[1].relative_path, part[1].offset)):
         by_file.setdefault(part[1].relative_path, []).append(part)
+    values: dict[bytes, Any] = {}
     jobs = [(name, half) for name, of_file in by_file.items() for half in _halves(of_file)]
 
     def read(job: tuple[str, list[Part]]) -> None:
@@ -52,7 +56,7 @@ def read_into(planner: CheckedLoadPlanner, items: Sequence[ReadItem], metadata: 
         try:
             with _opened(folder / name) as file:
                 for item, place in of_file:
-                    _read_item(planner, item, place, metadata, file)
+                    _read_item(planner, item, place, metadata, file, values)
         except (OSError, EOFError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder / name} cannot be read: {error}") from error
 
@@ -71,15 +75,28 @@ def _halves(parts: list[Part]) -> list[list[Part]]:
 
 
 def _opened(path: Path) -> Any:
-    return path.open("rb") if is_remote(path) else path.open("rb", buffering=0)
+    if is_remote(path):
+        return path.open("rb")
+    file = path.open("rb", buffering=0)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file
 
 
 def _read_item(
-    planner: CheckedLoadPlanner, item: ReadItem, place: _StorageInfo, metadata: Metadata, file: BinaryIO
+    planner: CheckedLoadPlanner,
+    item: ReadItem,
+    place: _StorageInfo,
+    metadata: Metadata,
+    file: BinaryIO,
+    values: dict[bytes, Any],
 ) -> None:
     if item.type == LoadItemType.BYTE_IO:
         content = _read_range(file, place.offset, place.length)
-        value = load_plain(io.BytesIO(content), item.dest_index.fqn)
+        # an optimizer has the same few settings for each of its parameters
+        if content not in values:
+            values[content] = load_plain(io.BytesIO(content), item.dest_index.fqn)
+        value = copy.deepcopy(values[content])
         set_element(planner.original_state_dict, planner.mappings[item.dest_index.fqn], value)
         return
     target = planner.resolve_tensor(item).detach()
@@ -144,7 +161,7 @@ def _fill(file: BinaryIO, start: int, target: memoryview) -> None:
     """Read exactly as many bytes as the target has."""
     read = _read_at(file)
     while target:
-        num_read = read(target, start)
+        num_read = read(target[:_AT_ONCE_BYTES], start)
         if num_read <= 0:
             raise EOFError("the file ends too early")
         target, start = target[num_read:], start + num_read

@@ -73,6 +73,7 @@ class SaveTimes:
         snapshot_s: Of it, copying.
         write_s: Writing this rank's file, durable.
         commit_s: Waiting for the other ranks, and committing.
+        cpu_s: Of the thread that writes.
         num_bytes: Of this rank's file.
     """
 
@@ -80,6 +81,7 @@ class SaveTimes:
     snapshot_s: float = 0.0
     write_s: float = 0.0
     commit_s: float = 0.0
+    cpu_s: float = 0.0
     num_bytes: int = 0
 
 
@@ -91,11 +93,13 @@ class WrittenState:
         destination: Where the ranks have written.
         metadata: Of the tensors and values, complete.
         files: The ranks' files and ``.metadata``.
+        rank_parts: What each rank passed beside the state, by rank.
     """
 
     destination: Destination
     metadata: Metadata
     files: dict[str, FileRecord]
+    rank_parts: list[Any]
 
 
 @dataclass
@@ -107,6 +111,7 @@ class _Save:
     plan: RankPlan
     tensors: list[Tensor]
     values: list[tuple[MetadataIndex, bytes]]
+    rank_part: Any
     commit: Callable[[WrittenState], None]
     after_commit: Callable[[SaveTimes], None]
     snapshot: Snapshot | None
@@ -148,6 +153,7 @@ class DistributedSaver:
     def save(
         self,
         state: Mapping[str, Any],
+        rank_part: Any,
         destination_of: Callable[[str], Destination],
         commit: Callable[[WrittenState], None],
         after_commit: Callable[[SaveTimes], None],
@@ -156,6 +162,7 @@ class DistributedSaver:
 
         Args:
             state: Nested, sharded.
+            rank_part: What this rank has for :class:`WrittenState` beside it; small, and not changed any more.
             destination_of: Where to, for the ID of the save.
             commit: What rank 0 does when every rank has written.
             after_commit: What rank 0 does then.
@@ -190,6 +197,7 @@ class DistributedSaver:
             plan,
             tensors,
             values,
+            rank_part,
             commit,
             after_commit,
             snapshot,
@@ -320,6 +328,7 @@ def _carry_out(save: _Save) -> None:
     except BaseException as error:
         save.error = _tell(save, error)
         return
+    save.times.cpu_s = time.thread_time()
     if agreement.rank == 0:
         try:
             save.after_commit(save.times)
@@ -333,7 +342,7 @@ def _write_and_agree(save: _Save) -> None:
     if save.snapshot is not None:
         save.snapshot.wait()
     begun = time.perf_counter()
-    agreement.tell_written(_write_own_file(save))
+    agreement.tell_written((*_write_own_file(save), save.rank_part))
     written = time.perf_counter()
     save.times.write_s = written - begun
     if agreement.rank == 0:
@@ -373,7 +382,7 @@ def _gather_and_commit(save: _Save, results: list[Any]) -> None:
     assert save.plan.metadata is not None
     files: dict[str, FileRecord] = {}
     storage = dict(save.plan.metadata.storage_data)
-    for files_of_rank, places in results:
+    for files_of_rank, places, _ in results:
         files |= files_of_rank
         storage |= places
     destination = save.destination
@@ -382,7 +391,7 @@ def _gather_and_commit(save: _Save, results: list[Any]) -> None:
     with ChecksummedFile(destination.working / METADATA_FILE, destination) as file:
         file.write(pickle.dumps(metadata))
         files[METADATA_FILE] = file.record()
-    save.commit(WrittenState(destination, metadata, files))
+    save.commit(WrittenState(destination, metadata, files, [part for _, _, part in results]))
 
 
 def _tell(save: _Save, error: BaseException) -> CheckpointError:
