@@ -182,6 +182,7 @@ def test_hostile_metadata_runs_nothing(trained: tuple[Path, Path], tmp_path: Pat
     checkpoint = tmp_path / checkpoints_in(checkpoints)[0].path.name
     shutil.copytree(checkpoints_in(checkpoints)[0].path, checkpoint)
     (checkpoint / ".metadata").write_bytes(pickle.dumps(_Hostile(tmp_path / "proof")))
+    (checkpoint / "manifest.json").unlink()
     for message in run_on_ranks(_refused_load, 2, config, tmp_path, checkpoint):
         assert "not to be trusted" in message
     assert not (tmp_path / "proof").exists()
