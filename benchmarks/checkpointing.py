@@ -34,6 +34,7 @@ from modalities.checkpointing.checkpoint_saving import make_dcp_execution
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import FSDP1CheckpointSaving
 from modalities.checkpointing.reading.load_planner import LoadingOptions
+from modalities.checkpointing.saving.saver import SaveTimes
 from modalities.checkpointing.verification import Level
 from modalities.parallel.fsdp1 import full_model_state_dict, full_optimizer_state_dict, shard_model
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
@@ -43,6 +44,7 @@ from modalities.testing.ranks import run_on_ranks
 WORLD_SIZE = 2
 NUM_LAYERS = 32
 BLOCK_BYTES = 4 << 20
+WRITER = "modalities, the writer beside"
 
 Measured = tuple[float, float]
 """Wall and CPU seconds of a rank."""
@@ -180,6 +182,13 @@ class Ours:
         self.step += 1
         return self.saving.save_checkpoint(app_state, progress(self.step))
 
+    def times_when_settled(self) -> SaveTimes:
+        """Of the save in flight; all zero without one."""
+        saver = self.saving._saver
+        save = saver._in_flight if saver is not None else None
+        self.saving.settle()
+        return save.times if save is not None else SaveTimes()
+
 
 def saves(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measured]]:
     """Synchronous saves; then what training waits for in asynchronous ones."""
@@ -228,19 +237,23 @@ def saves(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
         "_foreach_copy_": lambda: torch._foreach_copy_(arena, tensors),
         "modalities, async": lambda: beside.save(app_state),
         "dcp.async_save, thread": lambda: stock_async(AsyncCheckpointerType.THREAD),
+        "dcp.async_save, process": lambda: stock_async(AsyncCheckpointerType.PROCESS),
     }
     results |= {name: [] for name in blocked}
     results["modalities, async, first"] = []
+    results[WRITER] = []
     for number in range(rounds + 1):
         for name, work in blocked.items():
-            clean(folder / "beside")
-            clean(folder / "stock-thread")
+            for name_of_folder in ("beside", "stock-thread", "stock-process"):
+                clean(folder / name_of_folder)
             measured = measure(work)
-            beside.saving.settle()
+            times = beside.times_when_settled()
             while futures:
                 futures.pop().result()
             if number:
                 results[name].append(measured)
+                if name == "modalities, async":
+                    results[WRITER].append((times.write_s + times.commit_s, times.cpu_s))
             elif name == "modalities, async":
                 results["modalities, async, first"].append(measured)
     return results
@@ -266,8 +279,14 @@ def loads(folder: Path, megabytes: float, rounds: int) -> dict[str, list[Measure
     def stock() -> None:
         dcp.load({"app": make_shell(app_state)}, checkpoint_id=path)
 
+    def raw_twice() -> None:
+        """What verifying before the first tensor changes comes to: one read from where it lies, one from memory."""
+        for _ in range(2):
+            raw_read(buffer, folder / "raw" / str(rank))
+
     ways: dict[str, Callable[[], Any]] = {
         "raw read": lambda: raw_read(buffer, folder / "raw" / str(rank)),
+        "raw read, twice": raw_twice,
         "modalities, verified": lambda: ours("full"),
         "modalities, unverified": lambda: ours("off"),
         "dcp.load": stock,
@@ -413,13 +432,14 @@ def main() -> None:
         arguments = (folder, options.megabytes, options.rounds)
         print(f"{options.megabytes:.0f} MB of state on {WORLD_SIZE} ranks, {options.rounds} rounds, medians")
         saved = run_on_ranks(saves, WORLD_SIZE, *arguments, timeout_s=1800)
-        names = list(saved[0])
-        table("save, durable", names[0], saved, names[:4])
+        names = [name for name in saved[0] if name != WRITER]
+        table("save, durable", names[0], saved, [*names[:4], WRITER])
         table("training waits", names[4], saved, names[4:])
         loaded = run_on_ranks(loads, WORLD_SIZE, *arguments, timeout_s=1800)
         names = list(loaded[0])
-        table("load, from the page cache", names[0], loaded, names[:4])
-        table("load, from the disk", names[4], loaded, names[4:])
+        half = len(names) // 2
+        table("load, from the page cache", names[0], loaded, names[:half])
+        table("load, from the disk", names[half], loaded, names[half:])
         peaks = run_on_ranks(memory, WORLD_SIZE, folder, options.megabytes, timeout_s=600)
         print("\nextra memory of a rank, MB")
         for key in peaks[0]:

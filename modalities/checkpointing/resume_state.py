@@ -25,8 +25,8 @@ from modalities.progress import TrainingProgress
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-OWES_EVALUATION = "owes_evaluation"
-"""Of the further numbers, the same on all ranks: whether the run was stopped before an evaluation that was due."""
+OWED_EVALUATIONS = "owed_evaluations"
+"""Of the further numbers, the same on all ranks: evaluations that were due when the run was stopped."""
 
 
 @dataclass(frozen=True)
@@ -172,4 +172,4 @@ def own_rank_state(state: ResumeState) -> dict[str, float]:
     """This rank's further numbers; in another world than the one that saved, those that are the same on all ranks."""
     if len(state.rank_state) == world_size():
         return state.rank_state[global_rank()]
-    return {key: state.rank_state[0][key] for key in (OWES_EVALUATION,) if key in state.rank_state[0]}
+    return {key: state.rank_state[0][key] for key in (OWED_EVALUATIONS,) if key in state.rank_state[0]}

@@ -35,6 +35,9 @@ _NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 """What the user's disk says when it is full or closed to us."""
 
 
+_STORES = ("botocore", "aiobotocore", "s3fs", "gcsfs", "google", "adlfs", "azure", "aiohttp")
+"""Libraries by which fsspec reaches stores of objects; each has exceptions of its own."""
+
 _LOST_CONNECTION = re.compile(r"gloo.*(?:Connection (?:closed|reset) by peer|Broken pipe)|remote process exited")
 """What gloo and NCCL say when another rank has gone."""
 
@@ -100,7 +103,11 @@ def _run(words: list[str], debug: bool) -> int:
         return 1
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_WRITING:
-            _report(f"cannot write {error.filename or 'to a file'}: {error.strerror}", debug)
+            verb = "open" if error.errno == errno.EACCES else "write"
+            _report(f"cannot {verb} {error.filename or 'a file'}: {error.strerror}", debug)
+            return EXIT_USER_ERROR
+        if type(error).__module__.partition(".")[0] in _STORES:
+            _report(f"the store of objects answers: {error}; check the URL, the credentials and the network", debug)
             return EXIT_USER_ERROR
         if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)) and not debug:
             # under --nproc the launcher ends this rank meanwhile, and tells which one is the cause

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.checkpoint_saving import CheckpointSaving
-from modalities.checkpointing.resume_state import OWES_EVALUATION
+from modalities.checkpointing.resume_state import OWED_EVALUATIONS
 from modalities.data.batch import DatasetBatch
 from modalities.data.dataloader import LLMDataLoader
 from modalities.exceptions import CheckpointError
@@ -181,8 +181,9 @@ class Trainer:
         figures.restore(self.app_state.rank_state)
         for part in self.app_state.model_parts:
             part.train()
-        if self.app_state.rank_state.get(OWES_EVALUATION) and not self._evaluate(progress, stop_request):
-            # it is still owed, and the checkpoint that the run started from tells so
+        num_owed = int(self.app_state.rank_state.get(OWED_EVALUATIONS, 0))
+        if num_owed and self._evaluate(progress, stop_request, num_owed):
+            # still owed, as the checkpoint tells that the run started from
             return progress
         before_first_step()
         while not progress.is_finished:
@@ -198,12 +199,13 @@ class Trainer:
                 self.checkpoint_saving.settle()
                 raise CheckpointError("saving a checkpoint failed on another rank, which tells why")
             stopping = stop_request.is_agreed()
-            owes_evaluation = self._is_due(progress, self.intervals.evaluation_interval_in_steps)
-            if owes_evaluation and not stopping:
-                stopping = not self._evaluate(progress, stop_request)
-                owes_evaluation = stopping
+            is_evaluated = self._is_due(progress, self.intervals.evaluation_interval_in_steps)
+            num_owed = len(self.eval_dataloaders) if is_evaluated else 0
+            if num_owed and not stopping:
+                num_owed = self._evaluate(progress, stop_request, num_owed)
+                stopping = num_owed > 0
             if self._is_due(progress, self.intervals.checkpointing_interval_in_steps) or stopping:
-                self.app_state.rank_state = {**figures.state(), OWES_EVALUATION: float(owes_evaluation)}
+                self.app_state.rank_state = {**figures.state(), OWED_EVALUATIONS: num_owed}
                 self._save(progress, stopping)
             if stopping:
                 break
@@ -286,17 +288,17 @@ class Trainer:
         self._publish(result)
         figures.reset()
 
-    def _evaluate(self, progress: TrainingProgress, stop_request: StopRequest) -> bool:
-        """Whether it came to its end; it breaks off if the run is to stop."""
-        for dataloader in self.eval_dataloaders:
+    def _evaluate(self, progress: TrainingProgress, stop_request: StopRequest, num_owed: int) -> int:
+        """Evaluate on the last so many of the held-out data; gives how many are left if the run is to stop before."""
+        for index, dataloader in enumerate(self.eval_dataloaders[-num_owed:]):
             steps = progress.num_seen_steps
             result = self.evaluator.evaluate(self.app_state.model_parts, dataloader, steps, stop_request)
             if result is None:
-                return False
+                return num_owed - index
             (loss,) = result.losses.values()
             self.last_metrics[metric_name(dataloader.dataloader_tag)] = loss
             self._publish(result)
-        return True
+        return 0
 
     def _save(self, progress: TrainingProgress, whatever_the_strategy: bool) -> None:
         save = self.checkpoint_saving.save_checkpoint

@@ -8,12 +8,15 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from modalities.checkpointing.discovery import checkpoints_in
+from modalities.checkpointing.manifest import Start, read_manifest
 from modalities.cli.main import main
 from modalities.cli.output import as_size
 from tests.checkpointing.samples import dcp_sample, flip_a_bit, fsdp1_sample, model_of
@@ -319,3 +322,32 @@ def test_a_terminal_gets_a_table(run_folder: Path) -> None:
 )
 def test_sizes_in_words(num_bytes: int, text: str) -> None:
     assert as_size(num_bytes) == text
+
+
+def test_a_store_that_cannot_be_reached_is_told(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, errors = command("list", "s3://no-such-bucket-here/checkpoints")
+    assert code == 2
+    assert errors.startswith("error: the store of objects answers: ")
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_history_that_the_run_left_is_neither_chosen_nor_deleted(command: Command, tmp_path: Path) -> None:
+    """Steps 1 to 4, then sent back to step 1 and saved at step 2 anew."""
+    for step, start in ((1, Start(1, 0)), (3, Start(1, 0)), (4, Start(1, 0)), (2, Start(2, 1))):
+        path = dcp_sample(tmp_path, step)
+        assert command("adopt", path)[0] == 0
+        manifest = read_manifest(path / "manifest.json")
+        assert manifest is not None
+        (path / "manifest.json").write_bytes(replace(manifest, start=start).to_bytes())
+    assert command("repair", tmp_path)[0] == 0
+    assert "seen_steps_2-" in (tmp_path / "last_checkpoint_info.json").read_text()
+    code, output, _ = command("prune", tmp_path, "--keep", 1, "--json")
+    assert code == 0
+    assert [c.progress.num_seen_steps for c in checkpoints_in(tmp_path)] == [2, 3, 4]
+    assert "gone back behind it" in output

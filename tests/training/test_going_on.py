@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -36,12 +37,16 @@ def _results(run_folder: Path) -> list[Any]:
     return [(line["num_train_steps_done"], line["dataloader_tag"], line["losses"], line["metrics"]) for line in lines]
 
 
-def _stopped_in_its_evaluation(config: Path, experiment_id: str) -> str:
-    """Stopped by a signal in the midst of the first evaluation."""
+def _stopped_in_its_evaluation(config: Path, experiment_id: str, number: int) -> str:
+    """Stopped by a signal in the midst of its first evaluation, on the held-out data of that number."""
     evaluate = Evaluator.evaluate
+    num_calls = 0
 
     def interrupted(self: Evaluator, *arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == number:
+            os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(self, *arguments)
 
     Evaluator.evaluate = interrupted  # type: ignore[method-assign]
@@ -50,13 +55,20 @@ def _stopped_in_its_evaluation(config: Path, experiment_id: str) -> str:
     return str(stopped.value)
 
 
+@pytest.mark.parametrize(("number", "last_result"), [(1, "train"), (2, "heldout")])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_an_evaluation_that_a_stop_cut_off_is_made_up_for(tmp_path: Path, world_size: int) -> None:
-    config = _config(tmp_path, checkpointing_interval=4)
+def test_an_evaluation_that_a_stop_cut_off_is_made_up_for(
+    tmp_path: Path, world_size: int, number: int, last_result: str
+) -> None:
+    tree = tiny_config(tmp_path, checkpointing_interval=4)
+    second = copy.deepcopy(tree["eval_dataloaders"][0])
+    second["config"]["dataloader_tag"] = "second"
+    tree["eval_dataloaders"].append(second)
+    config = write_config(tree, tmp_path / "config.yaml")
     run_on_ranks(_run, 2, config, "unbroken")
-    for told in run_on_ranks(_stopped_in_its_evaluation, 2, config, "stopped"):
+    for told in run_on_ranks(_stopped_in_its_evaluation, 2, config, "stopped", number):
         assert told == "preempted by SIGTERM after step 4"
-    assert [(step, tag) for step, tag, _, _ in _results(tmp_path / "stopped")][-1] == (4, "train")
+    assert [(step, tag) for step, tag, _, _ in _results(tmp_path / "stopped")][-1] == (4, last_result)
     run_on_ranks(_run, world_size, config, "stopped", "auto")
     unbroken, stopped = (_results(tmp_path / name) for name in ("unbroken", "stopped"))
     assert [(step, tag) for step, tag, _, _ in stopped] == [(step, tag) for step, tag, _, _ in unbroken]
