@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from modalities.cli.main import EXIT_USER_ERROR
+from modalities.cli.main import EXIT_LOST_ANOTHER_RANK, EXIT_USER_ERROR
 from modalities.exceptions import Interrupted
 from modalities.run import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE, RunRequest, what_a_killed_run_left
 
@@ -60,6 +60,9 @@ def launch(num_processes: int, request: RunRequest) -> None:
             if failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM:
                 _tell_of_kill(rank, -failure.exitcode, request)
                 sys.exit(1)
+        if all(failure.exitcode == EXIT_LOST_ANOTHER_RANK for failure in failed.failures.values()):
+            ranks = ", ".join(map(str, failed.failures))
+            click.echo(f"error: rank {ranks} lost the connection to another rank, which has not told why", err=True)
         _, first = failed.get_first_failure()
         sys.exit(EXIT_USER_ERROR if first.exitcode == EXIT_USER_ERROR else 1)
 

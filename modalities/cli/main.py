@@ -30,6 +30,8 @@ _COMMANDS = {
 }
 
 EXIT_USER_ERROR = 2
+EXIT_LOST_ANOTHER_RANK = 3
+"""Of a rank, told to the launcher only."""
 
 _NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 """What the user's disk says when it is full or closed to us."""
@@ -110,13 +112,7 @@ def _run(words: list[str], debug: bool) -> int:
             _report(f"the store of objects answers: {error}; check the URL, the credentials and the network", debug)
             return EXIT_USER_ERROR
         if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)) and not debug:
-            # under --nproc the launcher ends this rank meanwhile, and tells which one is the cause
-            time.sleep(5)
-            cause = str(error).partition("\n")[0]
-            click.echo(
-                f"rank {os.environ.get('RANK', '0')} lost another rank, which tells why it ended: {cause}", err=True
-            )
-            return 1
+            return _lost_another_rank(str(error).partition("\n")[0])
         _mark_rank()
         traceback.print_exc()
         return 1
@@ -143,6 +139,16 @@ def _interrupted(message: str, exit_code: int = 1) -> int:
     if os.environ.get("RANK", "0") == "0":
         click.echo(message, err=True)
     return exit_code
+
+
+def _lost_another_rank(cause: str) -> int:
+    """Ours under --nproc is the launcher, which knows which rank is the cause, and tells."""
+    from modalities.run import NUM_PROCESSES_VARIABLE
+
+    if NUM_PROCESSES_VARIABLE not in os.environ:
+        click.echo(f"rank {os.environ.get('RANK', '0')} lost another rank, which tells why it ended: {cause}", err=True)
+        return 1
+    return EXIT_LOST_ANOTHER_RANK
 
 
 def _mark_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -38,6 +39,8 @@ def run_on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any,
         RankFailure: A rank raised, died or did not end in time.
     """
     context = multiprocessing.get_context("fork")
+    # a rank must not collect what its parent left, such as process groups whose threads it does not have
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         processes, connections = [], []
         for rank in range(world_size):
@@ -48,6 +51,7 @@ def run_on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any,
             theirs.close()
             processes.append(process)
             connections.append(mine)
+        gc.unfreeze()
         try:
             return _collect(processes, connections, timeout_s)
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -104,11 +105,13 @@ def _start(config: Path, experiment_id: str) -> list[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = []
+    gc.freeze()  # a rank must not collect what its parent left
     for rank in range(WORLD_SIZE):
         process = os.fork()
         if process == 0:
             os._exit(_be_a_rank(config, experiment_id, rank, port))
         ranks.append(process)
+    gc.unfreeze()
     return ranks
 
 
