@@ -136,11 +136,13 @@ class DistributedSaver:
 
     Attributes:
         longest_save_s: Seconds until a checkpoint was committed, at most so far.
+        last_times: Of the last save that has ended well.
     """
 
     def __init__(self, options: SavingOptions) -> None:
         self.options = options
         self.longest_save_s = 0.0
+        self.last_times = SaveTimes()
         self.plan: RankPlan | None = None
         self.snapshot: Snapshot | None = None
         self._in_flight: _Save | None = None
@@ -286,6 +288,7 @@ class DistributedSaver:
             raise _failed(save, cause)
         if save.error is not None:
             raise save.error
+        self.last_times = save.times
         self.longest_save_s = max(self.longest_save_s, save.times.write_s + save.times.commit_s)
 
     def _make_ready(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
