@@ -17,15 +17,21 @@ from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 
 
-def test_a_folder_is_one_run_s_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+def _locking_process(folder: Path) -> int:
+    """A process that has the lock until it is killed."""
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
-        lock(tmp_path, "x")
+        lock(folder, "x")
         os.write(writing, b"locked")
-        signal.pause()  # until it is killed
+        signal.pause()
         os._exit(0)
     os.read(reading, 6)
+    return process
+
+
+def test_a_folder_is_one_run_s_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    process = _locking_process(tmp_path)
     with pytest.raises(CheckpointError, match=f"process {process} on .*another --experiment_id"):
         lock(tmp_path, "x")
     lock(tmp_path, "another")
@@ -71,14 +77,7 @@ def test_a_save_into_a_folder_that_another_run_has_taken_meanwhile_fails(tmp_pat
     saving.rehearse(app_state, 1)
     shutil.rmtree(folder)
     folder.mkdir()
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        lock(folder, "x")
-        os.write(writing, b"locked")
-        signal.pause()  # until it is killed
-        os._exit(0)
-    os.read(reading, 6)
+    process = _locking_process(folder)
     with pytest.raises(CheckpointError, match=f"another run writes checkpoints of x to .*process {process} on"):
         saving.save_checkpoint(app_state, TrainingProgress(1, 1, 9, 9))
     os.kill(process, 9)
