@@ -15,8 +15,8 @@ import xxhash
 from pydantic import BaseModel
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
-from modalities.checkpointing.history import history_of, next_start
-from modalities.checkpointing.manifest import Start, read_manifest
+from modalities.checkpointing.history import history_of, next_start, starts_of
+from modalities.checkpointing.manifest import Manifest, Start, read_manifest
 from modalities.checkpointing.storage import as_location
 from modalities.composition.compose import ComposedConfig, ConfigRequest, RecipeChoice, compose_config
 from modalities.composition.schema import Schema
@@ -203,12 +203,12 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     checkpoint: Checkpoint | None = None
     try:
         saving.rehearse(recipe.app_state)
-        candidates = on_rank_zero(lambda: _resume_candidates(request, saving))
+        candidates = on_rank_zero(lambda: _resume_candidates(request, saving, folder))
         if candidates:
             checkpoint, progress, resume_state = resume_newest_(
                 recipe.app_state, candidates, progress, settings, recipe.checkpoint_loading
             )
-        saving.start = on_rank_zero(lambda: _this_start(saving, progress))
+        saving.start = on_rank_zero(lambda: _this_start(saving, folder, checkpoint, progress))
     except UserError:
         saving.close()
         if global_rank() == 0:
@@ -225,6 +225,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
             world_size(),
             saving.checkpoint_path,
             saving.experiment_id,
+            saving.start,
         )
         metrics.rewind(progress.num_seen_steps)
 
@@ -232,7 +233,8 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     trainer = make_trainer(recipe, machine_device(), [metrics])
     if checkpoint is not None:
         trainer.last_checkpoint = checkpoint.path
-        trainer.last_metrics = on_rank_zero(lambda: _metrics_of(checkpoint))
+        manifest = on_rank_zero(lambda: _manifest_of(checkpoint))
+        trainer.last_metrics = dict(manifest.metrics) if manifest is not None else {}
     if global_rank() == 0:
         print_banner(recipe, machine_device(), progress, checkpoint, folder.path)
 
@@ -284,14 +286,19 @@ def _choose_experiment_id(request: RunRequest) -> str:
     return new_experiment_id(request.config)
 
 
-def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Checkpoint]:
+def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: RunFolder) -> list[Checkpoint]:
     """Checkpoints that the run may go on from, best first."""
     own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
     if request.resume == "auto":
-        history = history_of(own)
-        if history.left:
-            steps = ", ".join(str(checkpoint.progress.num_seen_steps) for checkpoint in reversed(history.left))
-            logger.info("passed over, since the run has gone back behind them: checkpoints of step %s", steps)
+        history = history_of(own, folder.starts())
+        for checkpoint in reversed(history.left):
+            has_manifest = checkpoint.manifest_path.is_file()
+            why = (
+                "the run has gone back behind it"
+                if has_manifest
+                else "it has no manifest, which the run's own ones have"
+            )
+            logger.warning("passed over %s: %s", checkpoint.path.name, why)
         return list(history.current)
     if request.resume != "none":
         return [find_checkpoint(as_location(request.resume))]
@@ -304,18 +311,18 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving) -> list[Ch
     return []
 
 
-def _metrics_of(checkpoint: Checkpoint) -> dict[str, float]:
-    """Of the last evaluation before it."""
+def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:
     try:
-        manifest = read_manifest(checkpoint.manifest_path)
+        return read_manifest(checkpoint.manifest_path)
     except CheckpointError:
-        return {}  # it was loaded unverified, as asked for
-    return dict(manifest.metrics) if manifest is not None else {}
+        return None  # it was loaded unverified, as asked for
 
 
-def _this_start(saving: CheckpointSaving, progress: TrainingProgress) -> Start:
-    own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
-    return next_start(own, progress.num_seen_steps)
+def _this_start(
+    saving: CheckpointSaving, folder: RunFolder, origin: Checkpoint | None, progress: TrainingProgress
+) -> Start:
+    known = [*folder.starts(), *starts_of(checkpoints_in(saving.checkpoint_path, saving.experiment_id))]
+    return next_start(known, _manifest_of(origin) if origin is not None else None, progress.num_seen_steps)
 
 
 def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, float], is_preemption: bool) -> None:
@@ -354,7 +361,8 @@ def what_a_killed_run_left(request: RunRequest) -> str | None:
 
 def _what_is_left(request: RunRequest, saving: CheckpointSaving, folder: RunFolder) -> str:
     """After a save that failed: the checkpoint before it, and how to go on from there."""
-    there = history_of(checkpoints_in(saving.checkpoint_path, saving.experiment_id)).current
+    own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
+    there = history_of(own, folder.starts()).current
     if not there:
         return f"there is no checkpoint before it in {saving.checkpoint_path}"
     return (

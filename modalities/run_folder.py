@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
 from modalities.checkpointing.history import history_of
+from modalities.checkpointing.manifest import Start
 from modalities.checkpointing.storage import absolute, as_location
+from modalities.durability import replace_file
 from modalities.exceptions import UserError
 
 RUN_FILE = "run.json"
@@ -70,6 +72,7 @@ class RunFolder:
         world_size: int,
         checkpoint_path: Path,
         checkpoint_experiment_id: str,
+        start: Start,
     ) -> None:
         """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go."""
         (self.path / "config.yaml").write_text(config_text, encoding="utf-8")
@@ -81,9 +84,15 @@ class RunFolder:
             "config_files": [str(file.absolute()) for file in config_files],
             "checkpoint_path": str(absolute(checkpoint_path)),
             "checkpoint_experiment_id": checkpoint_experiment_id,
+            "start": asdict(start),
         }
         history = [*_history(self.path), started]
-        (self.path / RUN_FILE).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
+        replace_file(self.path / RUN_FILE, json.dumps(history, indent=2).encode() + b"\n")
+
+    def starts(self) -> list[Start]:
+        """Every start of the run, oldest first."""
+        told = [started.get("start") for started in _history(self.path)]
+        return [Start(**start) for start in told if start is not None]
 
 
 def new_experiment_id(config_file: Path) -> str:
@@ -102,7 +111,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         started = history[-1]
         found = checkpoints_in(as_location(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
         if found:
-            return history_of(found).current[0]
+            return history_of(found, RunFolder(path).starts()).current[0]
     return locate_checkpoint(path)
 
 

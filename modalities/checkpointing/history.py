@@ -1,14 +1,13 @@
 """Which of a run's checkpoints are of the history that it is on.
 
 A run that was sent back to an earlier checkpoint has left what came after it, though that has more steps. Every start of
-a run has a number, and checkpoints tell the number and the step of the start that wrote them. Clocks play no part.
+a run has a number, and tells which start it went on from, and at which step. Clocks play no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -46,49 +45,81 @@ class History(Generic[C]):
     left: Sequence[C]
 
 
-def history_of(checkpoints: Iterable[C]) -> History[C]:
+def history_of(checkpoints: Iterable[C], starts: Iterable[Start] = ()) -> History[C]:
     """Tell the checkpoints of the present history from those that were left; manifests are read, no data.
+
+    The present history is that of the start with the highest number: its checkpoints, those of the start that it went on
+    from up to where it did, and so on.
 
     Args:
         checkpoints: Of one experiment, in any order.
+        starts: That are known otherwise, since they may not have written a checkpoint yet.
     """
-    known: list[tuple[Start, C]] = []
+    by_number: dict[int, list[C]] = {}
     damaged: list[C] = []
+    known = {start.number: start for start in starts}
     for checkpoint in checkpoints:
         try:
-            manifest = read_manifest(checkpoint.manifest_path)
+            start = _start_of(read_manifest(checkpoint.manifest_path))
         except CheckpointError:
             damaged.append(checkpoint)
         else:
-            known.append((_start_of(manifest), checkpoint))
-    known.sort(key=lambda item: (item[0].number, item[1].progress, item[1].path), reverse=True)
+            by_number.setdefault(start.number, []).append(checkpoint)
+            known.setdefault(start.number, start)
     current: list[C] = list(damaged)
     left: list[C] = []
-    went_on_from = None
-    for _, of_start in groupby(known, key=lambda item: item[0].number):
-        begun_at = went_on_from
-        for start, checkpoint in of_start:
-            is_current = begun_at is None or checkpoint.progress.num_seen_steps <= begun_at
-            (current if is_current else left).append(checkpoint)
-            went_on_from = start.step if begun_at is None else min(begun_at, start.step)
+    on_the_way = _way_back(known)
+    for number, of_start in by_number.items():
+        last = on_the_way.get(number, -1)
+        for checkpoint in of_start:
+            (current if last is None or _step(checkpoint) <= last else left).append(checkpoint)
+    if not current:
+        # nothing is known to be better than what has no manifest
+        current, left = (
+            by_number.get(0, []),
+            [checkpoint for checkpoint in left if checkpoint not in by_number.get(0, [])],
+        )
     # a stable order: what is damaged is tried, and told, where its step belongs
     return History(sorted(current, key=_step, reverse=True), sorted(left, key=_step, reverse=True))
 
 
-def next_start(checkpoints: Iterable[HasManifest], step: int) -> Start:
+def _way_back(known: Mapping[int, Start]) -> dict[int, int | None]:
+    """For each start of the present history the last step that belongs to it; None if all do."""
+    way: dict[int, int | None] = {}
+    number, last = max(known, default=0), None
+    while number not in way:
+        way[number] = last
+        start = known.get(number)
+        if start is None:
+            break
+        last = start.step if last is None else min(last, start.step)
+        number = start.parent
+    # from before starts were counted
+    way.setdefault(0, last)
+    return way
+
+
+def next_start(known: Iterable[Start], origin: Manifest | None, step: int) -> Start:
     """Of a run that goes on from a step.
 
     Args:
-        checkpoints: That the run has written so far.
+        known: The run's starts so far.
+        origin: Manifest of the checkpoint that it goes on from, if there is one.
         step: Where it goes on.
     """
-    number = 0
+    parent = _start_of(origin).number
+    return Start(max([parent, *(start.number for start in known)]) + 1, step, parent)
+
+
+def starts_of(checkpoints: Iterable[HasManifest]) -> list[Start]:
+    """That manifests tell of."""
+    starts = []
     for checkpoint in checkpoints:
         try:
-            number = max(number, _start_of(read_manifest(checkpoint.manifest_path)).number)
+            starts.append(_start_of(read_manifest(checkpoint.manifest_path)))
         except CheckpointError:
-            continue  # its number is lost; a later start of the run has a higher one
-    return Start(number + 1, step)
+            continue  # a later start of the run has a higher number
+    return starts
 
 
 def _start_of(manifest: Manifest | None) -> Start:

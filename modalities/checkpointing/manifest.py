@@ -57,10 +57,12 @@ class Start:
     Args:
         number: 1 for the first, then counted on; 0 where nobody counted.
         step: Where it began.
+        parent: Number of the start that wrote the checkpoint it began from; 0 if it began from none.
     """
 
     number: int = 0
     step: int = 0
+    parent: int = 0
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ def test_a_store_that_cannot_be_reached_is_told(
 
 def test_a_history_that_the_run_left_is_neither_chosen_nor_deleted(command: Command, tmp_path: Path) -> None:
     """Steps 1 to 4, then sent back to step 1 and saved at step 2 anew."""
-    for step, start in ((1, Start(1, 0)), (3, Start(1, 0)), (4, Start(1, 0)), (2, Start(2, 1))):
+    for step, start in ((1, Start(1, 0)), (3, Start(1, 0)), (4, Start(1, 0)), (2, Start(2, 1, 1))):
         path = dcp_sample(tmp_path, step)
         assert command("adopt", path)[0] == 0
         manifest = read_manifest(path / "manifest.json")

@@ -15,9 +15,10 @@ from modalities.checkpointing.discovery import checkpoints_in, locate_checkpoint
 from modalities.checkpointing.manifest import read_manifest
 from modalities.exceptions import CheckpointError, Interrupted, UserError
 from modalities.run import RunRequest, run
-from modalities.testing.ranks import run_on_ranks
+from modalities.testing.ranks import RankFailure, run_on_ranks
 from modalities.testing.tiny import tiny_config, write_config
 from modalities.training.evaluator import Evaluator
+from modalities.training.trainer import Trainer
 
 
 def _config(folder: Path, num_steps: int = 8, **options: Any) -> Path:
@@ -122,6 +123,25 @@ def test_a_run_that_was_sent_back_stays_on_its_new_history(tmp_path: Path) -> No
     assert locate_checkpoint(tmp_path / "x").progress.num_seen_steps == 6
     started = json.loads((tmp_path / "x" / "run.json").read_text())
     assert len(started) == 3
+
+
+def _killed_at_its_first_save(config: Path, experiment_id: str, resume: str) -> None:
+    Trainer._save = lambda *_: os._exit(9)  # type: ignore[method-assign]
+    _run(config, experiment_id, resume)
+
+
+def test_a_run_that_was_sent_back_and_killed_before_it_saved_is_sent_back_all_the_same(tmp_path: Path) -> None:
+    config = _config(tmp_path, checkpointing_interval=2)
+    _run(config, "x")
+    expected = _results(tmp_path / "x")
+    back = checkpoints_in(tmp_path / "x" / "checkpoints")[0].path
+    with pytest.raises(RankFailure, match="exit code 9"):
+        run_on_ranks(_killed_at_its_first_save, 1, config, "x", str(back))
+    # step 8 is still there, but would be another history than that of the figures
+    _run(config, "x", "auto")
+    started = json.loads((tmp_path / "x" / "run.json").read_text())
+    assert [start["start"]["step"] for start in started] == [0, 2, 2]
+    assert _results(tmp_path / "x") == expected
 
 
 def test_what_was_whole_once_is_told_when_a_part_of_it_is_gone(
