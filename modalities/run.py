@@ -95,12 +95,14 @@ class RunSummary:
     Args:
         run_folder: The run's folder.
         progress: How far it got.
+        is_finished: Whether nothing is left to do, be it only an evaluation.
         last_checkpoint: What to go on from.
         has_own_checkpoint: Whether the run itself has written a checkpoint, now or before.
     """
 
     run_folder: Path
     progress: TrainingProgress
+    is_finished: bool
     last_checkpoint: Path | None
     has_own_checkpoint: bool
 
@@ -188,6 +190,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
     from modalities.training.resuming import resume_newest_, warmstart_state
     from modalities.training.stopping import StopRequest
+    from modalities.training.trainer import num_owed_evaluations
 
     seed = plan.roots.get("settings", {}).get("seed", Settings.model_fields["seed"].default)
     seed_generators(seed)  # the same on all ranks while they build
@@ -206,7 +209,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         candidates = on_rank_zero(lambda: _resume_candidates(request, saving, folder))
         if candidates:
             checkpoint, progress, resume_state = resume_newest_(
-                recipe.app_state, candidates, progress, settings, recipe.checkpoint_loading
+                recipe.app_state, candidates, progress, settings, _loading_of(request, recipe)
             )
         saving.start = on_rank_zero(lambda: _this_start(saving, folder, checkpoint, progress))
     except UserError:
@@ -227,14 +230,13 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
             saving.experiment_id,
             saving.start,
         )
-        metrics.rewind(progress.num_seen_steps)
+        owed = num_owed_evaluations(recipe.app_state)
+        tags = [loader.dataloader_tag for loader in recipe.eval_dataloaders]
+        metrics.rewind(progress.num_seen_steps, tags[len(tags) - owed :])
 
     on_rank_zero(record)
     trainer = make_trainer(recipe, machine_device(), [metrics])
-    if checkpoint is not None:
-        trainer.last_checkpoint = checkpoint.path
-        manifest = on_rank_zero(lambda: _manifest_of(checkpoint))
-        trainer.last_metrics = dict(manifest.metrics) if manifest is not None else {}
+    trainer.last_checkpoint = checkpoint.path if checkpoint is not None else None
     if global_rank() == 0:
         print_banner(recipe, machine_device(), progress, checkpoint, folder.path)
 
@@ -258,11 +260,12 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         trainer.close()
         saving.close()
     has_own = on_rank_zero(lambda: bool(checkpoints_in(saving.checkpoint_path, saving.experiment_id)))
-    summary = RunSummary(folder.path, progress, trainer.last_checkpoint, has_own)
+    is_finished = progress.is_finished and not trainer.num_owed_evaluations
+    summary = RunSummary(folder.path, progress, is_finished, trainer.last_checkpoint, has_own)
     is_preemption = any(all_gathered(stop_request.is_preemption))
     if global_rank() == 0:
-        _print_summary(request, summary, trainer.last_losses(), is_preemption)
-    if not progress.is_finished:
+        _print_summary(request, summary, trainer.losses_at(progress.num_seen_steps), is_preemption)
+    if not is_finished:
         what = f"{'preempted' if is_preemption else 'stopped'} by {stop_request.reason or 'another rank'}"
         raise Interrupted(f"{what} after step {progress.num_seen_steps}", is_preemption=is_preemption)
     return summary
@@ -311,6 +314,19 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: Ru
     return []
 
 
+def _loading_of(request: RunRequest, recipe: TrainingRecipe) -> object:
+    """How a checkpoint is read; the run's own ones are loaded whole, also where it began from a part of another."""
+    from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
+    from modalities.checkpointing.reading.load_planner import LoadingOptions
+
+    loading = recipe.checkpoint_loading
+    if request.resume != "auto" or not isinstance(loading, DCPCheckpointLoading):
+        return loading
+    whole = DCPCheckpointLoading(loading.global_rank)
+    whole.options = LoadingOptions(verify=loading.options.verify)
+    return whole
+
+
 def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:
     try:
         return read_manifest(checkpoint.manifest_path)
@@ -329,13 +345,13 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
     from modalities.tracking.console import console
 
     progress = summary.progress
-    what = "finished" if progress.is_finished else "preempted" if is_preemption else "stopped"
+    what = "finished" if summary.is_finished else "preempted" if is_preemption else "stopped"
     console.print(f"\n{what} at step {progress.num_seen_steps} of {progress.num_target_steps}")
     for name, loss in losses.items():
         console.print(f"  {name:<16} {loss:.4f}")
     console.print(f"  run folder       {summary.run_folder}")
     console.print(f"  last checkpoint  {summary.last_checkpoint or 'none'}")
-    if progress.is_finished and summary.last_checkpoint is not None:
+    if summary.is_finished and summary.last_checkpoint is not None:
         # a run that was finished when it was resumed from another's checkpoint has none of its own
         target = summary.run_folder if summary.has_own_checkpoint else summary.last_checkpoint
         command = f'modalities generate --checkpoint {shlex.quote(str(target))} --prompt "…"'

@@ -67,7 +67,7 @@ class CheckpointSaving:
         Args:
             training_progress: Where the run stands.
             app_state: What is saved.
-            metrics: Of the last evaluation, by name.
+            metrics: Of the evaluation at this step, by name.
 
         Returns:
             The checkpoint, which may still be being written, or None if none was due.

@@ -78,7 +78,7 @@ class Manifest:
         saved_at: When, in ISO 8601.
         versions: Of modalities and torch.
         config_hash: xxh3-128 of the canonical config, if a run wrote it.
-        metrics: Of the last evaluation before it, by name.
+        metrics: Of the evaluation at its step, by name; empty if there was none.
         files: By name.
         tensors: By key.
         start: That wrote it, of all starts of the run.

@@ -19,7 +19,7 @@ class SavedCheckpoint:
     Args:
         progress: Counters at the time of saving.
         saved_at: When, if it tells.
-        metrics: Of the last evaluation before it, by name.
+        metrics: Of the evaluation at its step, by name; empty if there was none.
     """
 
     progress: TrainingProgress

@@ -112,7 +112,8 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
     """Read a file of full state without running code from it; keys are freed of the names of wrappers.
 
     Raises:
-        CheckpointError: It is absent, damaged or holds more than tensors and plain values.
+        DamagedCheckpoint: It is damaged, or holds more than tensors and plain values.
+        CheckpointError: It is absent.
     """
     if not file_path.is_file():
         raise CheckpointError(f"no such checkpoint file: {file_path}")
@@ -120,7 +121,7 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
         state = torch.load(file_path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"the checkpoint file {file_path} cannot be read: {reason}") from error
+        raise DamagedCheckpoint(f"the checkpoint file {file_path} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
     return {without_wrappers(key) if isinstance(key, str) else key: value for key, value in state.items()}

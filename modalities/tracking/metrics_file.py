@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from modalities.tracking.subscribers import EvaluationResultBatch, ResultsSubscriberIF
 
@@ -24,13 +26,14 @@ class MetricsFile(ResultsSubscriberIF):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 
-    def rewind(self, num_steps: int) -> None:
+    def rewind(self, num_steps: int, owed: Sequence[str] = ()) -> None:
         """Go back to a step: later lines, written before the run broke off, move to a file beside.
 
         A run that goes on from a checkpoint writes those steps again.
 
         Args:
             num_steps: Optimizer steps done at the checkpoint.
+            owed: Tags of the data that it evaluates on again at that very step.
         """
         if not self.path.exists():
             return
@@ -38,7 +41,7 @@ class MetricsFile(ResultsSubscriberIF):
         for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
             # a kill may leave half a line at the end
             whole = line.endswith("\n") and line.startswith("{")
-            (kept if whole and json.loads(line)["num_train_steps_done"] <= num_steps else superseded).append(line)
+            (kept if whole and _stays(json.loads(line), num_steps, owed) else superseded).append(line)
         if not superseded:
             return
         with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
@@ -46,6 +49,11 @@ class MetricsFile(ResultsSubscriberIF):
         rewritten = self.path.with_name(f".tmp-{self.path.name}")
         rewritten.write_text("".join(kept), encoding="utf-8")
         rewritten.replace(self.path)
+
+
+def _stays(result: Mapping[str, Any], num_steps: int, owed: Sequence[str]) -> bool:
+    step = result["num_train_steps_done"]
+    return bool(step < num_steps or (step == num_steps and result["dataloader_tag"] not in owed))
 
 
 def make_metrics_file(output_file_path: Path) -> ResultsSubscriberIF:

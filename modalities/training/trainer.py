@@ -161,7 +161,9 @@ class Trainer:
         self.mfu_calculator = mfu_calculator
         self.evaluator = Evaluator(loss_fn, device, self.autocast, progress_subscriber)
         self.last_checkpoint: Path | None = None
-        self.last_metrics: dict[str, float] = {}
+        self.num_owed_evaluations = 0
+        self._metrics: dict[str, float] = {}
+        self._measured_at = -1
 
     def train(
         self, progress: TrainingProgress, stop_request: StopRequest, before_first_step: Callable[[], None]
@@ -181,9 +183,11 @@ class Trainer:
         figures.restore(self.app_state.rank_state)
         for part in self.app_state.model_parts:
             part.train()
-        num_owed = int(self.app_state.rank_state.get(OWED_EVALUATIONS, 0))
-        if num_owed and self._evaluate(progress, stop_request, num_owed):
-            # still owed, as the checkpoint tells that the run started from
+        num_owed = num_owed_evaluations(self.app_state)
+        if num_owed:
+            self.num_owed_evaluations = self._evaluate(progress, stop_request, num_owed)
+        if self.num_owed_evaluations:
+            # the checkpoint that the run started from tells of all of them
             return progress
         before_first_step()
         while not progress.is_finished:
@@ -205,6 +209,7 @@ class Trainer:
                 num_owed = self._evaluate(progress, stop_request, num_owed)
                 stopping = num_owed > 0
             if self._is_due(progress, self.intervals.checkpointing_interval_in_steps) or stopping:
+                self.num_owed_evaluations = num_owed
                 self.app_state.rank_state = {**figures.state(), OWED_EVALUATIONS: num_owed}
                 self._save(progress, stopping)
             if stopping:
@@ -212,9 +217,9 @@ class Trainer:
         self.checkpoint_saving.settle()
         return progress
 
-    def last_losses(self) -> dict[str, float]:
-        """Losses of the last evaluation, by data and loss."""
-        return dict(self.last_metrics)
+    def losses_at(self, num_steps: int) -> dict[str, float]:
+        """Losses of the evaluation at a step, by data; empty if there was none."""
+        return dict(self._metrics) if self._measured_at == num_steps else {}
 
     def close(self) -> None:
         """Let the subscribers finish."""
@@ -296,7 +301,9 @@ class Trainer:
             if result is None:
                 return num_owed - index
             (loss,) = result.losses.values()
-            self.last_metrics[metric_name(dataloader.dataloader_tag)] = loss
+            if self._measured_at != steps:
+                self._metrics, self._measured_at = {}, steps
+            self._metrics[metric_name(dataloader.dataloader_tag)] = loss
             self._publish(result)
         return 0
 
@@ -304,12 +311,18 @@ class Trainer:
         save = self.checkpoint_saving.save_checkpoint
         if whatever_the_strategy or progress.is_finished:
             save = self.checkpoint_saving.save_now
-        self.last_checkpoint = save(progress, self.app_state, self.last_losses()) or self.last_checkpoint
+        metrics = self.losses_at(progress.num_seen_steps)
+        self.last_checkpoint = save(progress, self.app_state, metrics) or self.last_checkpoint
 
     def _publish(self, result: EvaluationResultBatch) -> None:
         if global_rank() == 0:
             for subscriber in self.results_subscribers:
                 subscriber.consume_result(result)
+
+
+def num_owed_evaluations(app_state: AppState) -> int:
+    """Evaluations that were due when the run was stopped where this state is from."""
+    return int(app_state.rank_state.get(OWED_EVALUATIONS, 0))
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -87,3 +87,9 @@ def test_a_newer_format_is_refused_by_name(checkpoint: Path) -> None:
     manifest.write_text(json.dumps(fields, indent=1) + "\n")
     with pytest.raises(CheckpointError, match=r"has format 999, .*update modalities"):
         _load(_app_state(0), checkpoint, LoadingOptions())
+
+
+def test_a_pattern_that_matches_nothing_is_refused(checkpoint: Path) -> None:
+    for options in (LoadingOptions(include=["modle.*"]), LoadingOptions(exclude=["optimiser.*"], strict=False)):
+        with pytest.raises(CheckpointError, match=r"no key matches the pattern `(modle|optimiser)\.\*`"):
+            _load(_app_state(0), checkpoint, options)

@@ -25,6 +25,7 @@ from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointL
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving
 from modalities.checkpointing.manifest import read_manifest
 from modalities.checkpointing.retention import SaveKMostRecentCheckpointsStrategy
+from modalities.checkpointing.saving import agreement
 from modalities.checkpointing.saving.saver import Mode
 from modalities.checkpointing.verification import check_content
 from modalities.exceptions import CheckpointError
@@ -245,6 +246,26 @@ def test_who_is_left_does_not_wait_for_a_rank_that_is_gone(tmp_path: Path) -> No
     assert "rank 0 raised" in str(failure.value), "the barrier at the end"
     assert "assert" not in str(failure.value)
     assert [c.progress.num_seen_steps for c in checkpoints_in(tmp_path)] == [1]
+
+
+def _dies_long_before_the_deadline(folder: Path, rank: int) -> None:
+    agreement._GONE_FOR_GOOD_AFTER_S = 1.5
+    saving, app_state = _saving(folder, "sync", timeout_s=600), _app_state(1)
+    saving.save_now(_progress(1), app_state)
+    if dist.get_rank() == rank:
+        durability.layer = CountingLayer(3, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    begun = time.monotonic()
+    with pytest.raises(CheckpointError, match=f"rank {rank}: its process is gone"):
+        saving.save_now(_progress(2), app_state)
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_gone_is_not_waited_for_until_the_deadline(tmp_path: Path, rank: int) -> None:
+    with pytest.raises(RankFailure, match=f"rank {rank} died: exit code -9") as failure:
+        run_on_ranks(_dies_long_before_the_deadline, 2, tmp_path, rank)
+    assert "DID NOT RAISE" not in str(failure.value)
+    assert "assert" not in str(failure.value)
 
 
 def _fails_while_writing(folder: Path) -> None:

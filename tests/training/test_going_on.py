@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -77,18 +78,40 @@ def test_an_evaluation_that_a_stop_cut_off_is_made_up_for(
         assert stopped == unbroken
 
 
-def test_metrics_of_the_last_evaluation_are_known_after_a_restart(tmp_path: Path) -> None:
-    tree = tiny_config(tmp_path, num_steps=6, checkpointing_interval=2)
+def test_a_checkpoint_tells_only_what_was_measured_at_its_step(tmp_path: Path) -> None:
+    tree = tiny_config(tmp_path, num_steps=8, checkpointing_interval=2)
     tree["settings"]["intervals"]["evaluation_interval_in_steps"] = 4
-    config = write_config(tree, tmp_path / "config.yaml")
-    _run(config, "x")
-    expected = [_metrics_at(tmp_path / "x", step) for step in (2, 4, 6)]
-    assert [list(metrics) for metrics in expected] == [[], ["heldout loss"], ["heldout loss"]]
-    tree["settings"]["training_target"] = {"num_target_steps": 10, "num_target_tokens": 640}
-    tree["settings"]["intervals"]["evaluation_interval_in_steps"] = 10
-    write_config(tree, config)
+    _run(write_config(tree, tmp_path / "config.yaml"), "x")
+    assert [list(_metrics_at(tmp_path / "x", step)) for step in (2, 4, 6, 8)] == [[], ["heldout loss"]] * 2
+
+
+def _cut_off_at_the_end(config: Path, number: int) -> str:
+    return _stopped_in_its_evaluation(config, "x", number)
+
+
+def test_a_run_whose_last_evaluation_was_cut_off_is_not_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(tmp_path, checkpointing_interval=8)
+    assert run_on_ranks(_cut_off_at_the_end, 1, config, 1) == ["preempted by SIGTERM after step 8"]
+    assert _results(tmp_path / "x")[-1][:2] == (8, "train")
+    summary = run(RunRequest(config, tmp_path, "x", "auto"))
+    assert summary.is_finished
+    assert _results(tmp_path / "x")[-1][:2] == (8, "heldout")
+    assert "heldout loss" in capsys.readouterr().out
+
+
+def test_the_runs_own_checkpoints_are_loaded_whole_though_it_began_from_a_part(tmp_path: Path) -> None:
+    _run(_config(tmp_path, checkpointing_interval=4), "source")
+    origin = checkpoints_in(tmp_path / "source" / "checkpoints")[0].path
+    tree = tiny_config(tmp_path, checkpointing_interval=2)
+    tree["checkpoint_loading"] = {"variant_key": "dcp", "exclude": ["optimizer.*"]}
+    config = write_config(tree, tmp_path / "part.yaml")
+    _run(config, "x", str(origin))
+    expected = _results(tmp_path / "x")
+    shutil.rmtree(checkpoints_in(tmp_path / "x" / "checkpoints")[-1].path)
     _run(config, "x", "auto")
-    assert _metrics_at(tmp_path / "x", 8) == expected[2]
+    assert _results(tmp_path / "x") == expected
 
 
 def _metrics_at(run_folder: Path, step: int) -> dict[str, float]:

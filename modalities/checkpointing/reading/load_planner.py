@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from modalities.checkpointing.key_report import KeyComparison, TensorForm, report_of
 from modalities.checkpointing.verification import Level
+from modalities.config.suggestions import nearest
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 
 
@@ -45,6 +46,19 @@ class LoadingOptions:
         included = self.include is None or _matches(names, self.include)
         return included and not _matches(names, self.exclude)
 
+    def require_matches(self, keys: Sequence[str]) -> None:
+        """Check that every pattern has something to say.
+
+        Raises:
+            CheckpointError: One matches none of the keys, of which there are those of the run and of the checkpoint.
+        """
+        names = {name for key in keys for name in (key, key.removeprefix("app."))}
+        for pattern in [*(self.include or ()), *self.exclude]:
+            if not _matches(tuple(names), [pattern]):
+                near = nearest(pattern, sorted(names), limit=1)
+                hint = f"; a near one is {near[0]}" if near else ""
+                raise CheckpointError(f"checkpoint_loading: no key matches the pattern `{pattern}`{hint}")
+
 
 class CheckedLoadPlanner(DefaultLoadPlanner):
     """Plans what this rank reads.
@@ -62,10 +76,11 @@ class CheckedLoadPlanner(DefaultLoadPlanner):
         """What this rank reads into the state.
 
         Raises:
-            CheckpointError: Keys, shapes or types differ; all of it is told together.
+            CheckpointError: A pattern matches nothing; or keys, shapes or types differ, all of which is told together.
             DamagedCheckpoint: The checkpoint does not hold every part of a tensor.
         """
         self.set_up_planner(state, metadata, False)
+        self.options.require_matches([*self.state_dict, *metadata.state_dict_metadata])
         wanted = {key: value for key, value in self.state_dict.items() if self.options.wants(key)}
         self._compare(wanted, metadata, checkpoint)
         loaded = {key: value for key, value in wanted.items() if key in metadata.state_dict_metadata}

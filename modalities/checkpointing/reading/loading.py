@@ -29,6 +29,8 @@ from modalities.parallel.process_group import all_gathered, fail_together, globa
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 20
+
 
 class HalfLoaded(CheckpointError):
     """Loading broke off after the first tensor had changed: what was loaded into must not be used."""
@@ -74,7 +76,10 @@ def _load(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         problem = HalfLoaded(f"{error}; the model is half loaded and of no use: start again")
     fail_together(problem)
     if planner.skipped and global_rank() == 0:
-        logger.warning("not loaded from %s, kept as built: %s", folder.name, ", ".join(planner.skipped))
+        some = ", ".join(planner.skipped[:_SHOWN])
+        more = f" and {len(planner.skipped) - _SHOWN} more" if len(planner.skipped) > _SHOWN else ""
+        logger.warning("not loaded from %s, kept as built: %s%s", folder.name, some, more)
+        logger.debug("all that is kept as built: %s", ", ".join(planner.skipped))
 
 
 @contextmanager

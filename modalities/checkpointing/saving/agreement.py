@@ -21,6 +21,8 @@ _POLL_S = (0.001, 0.05)
 _GRACE_S = 0.5
 _BEAT_S = 1.0
 _GONE_AFTER_S = 5.0
+_GONE_FOR_GOOD_AFTER_S = 30.0
+"""While nothing else has failed: a process may be held up by a call that lets no other thread run."""
 
 
 class SaveFailed(CheckpointError):
@@ -61,17 +63,19 @@ class SaveAgreement:
         finally:
             ended.set()
 
-    def gone(self) -> int | None:
-        """A rank that has more to do and whose process shows no life, though it has been asked about for some seconds."""
-        for rank in range(self.world_size):
-            has_more_to_do = rank == 0 or not self.store.check([f"result/{rank}"])
-            if rank == self.rank or not has_more_to_do:
+    def gone(self, after_s: float = _GONE_AFTER_S) -> int | None:
+        """A rank that is waited for and whose process has shown no life for so long.
+
+        Rank 0 waits for all that have not written yet, the others wait for rank 0.
+        """
+        for rank in range(1, self.world_size) if self.rank == 0 else (0,):
+            if rank > 0 and self.store.check([f"result/{rank}"]):
                 continue
             beats, now = self.store.add(f"beat/{rank}", 0), time.monotonic()
             last, since = self._last_beats.get(rank, (-1, now))
             if beats != last:
                 self._last_beats[rank] = (beats, now)
-            elif now - since > _GONE_AFTER_S:
+            elif now - since > after_s:
                 return rank
         return None
 
@@ -130,8 +134,13 @@ class SaveAgreement:
             self._raise_failure()
 
     def _wait(self, done: Any, deadline: float) -> None:
-        pause = _POLL_S[0]
+        pause, look_again_at = _POLL_S[0], time.monotonic() + _BEAT_S
         while not done() and not self.store.check(["failure"]):
+            if time.monotonic() > look_again_at:
+                look_again_at = time.monotonic() + _BEAT_S
+                if (rank := self.gone(_GONE_FOR_GOOD_AFTER_S)) is not None:
+                    self.store.compare_set("failure", "", f"rank {rank}: its process is gone")
+                    return
             if time.monotonic() > deadline:
                 absent = [rank for rank in range(self.world_size) if not self.store.check([f"result/{rank}"])]
                 who = f"rank {', '.join(map(str, absent))}" if absent else "rank 0"

@@ -24,7 +24,7 @@ class RunContext:
 
     Args:
         config_hash: xxh3-128 of the canonical config.
-        metrics: Of the last evaluation, by name.
+        metrics: Of the evaluation at this step, by name.
         start: Which of its starts this is.
     """
 
