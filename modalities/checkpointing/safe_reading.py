@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from modalities.checkpointing.paths import parse_checkpoint_name
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 from modalities.parallel.parameter_names import without_wrappers
 
@@ -112,8 +113,8 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
     """Read a file of full state without running code from it; keys are freed of the names of wrappers.
 
     Raises:
-        DamagedCheckpoint: It is damaged, or holds more than tensors and plain values.
-        CheckpointError: It is absent.
+        DamagedCheckpoint: It is named like a checkpoint's, and damaged or more than tensors and plain values.
+        CheckpointError: It is absent, or no such file.
     """
     if not file_path.is_file():
         raise CheckpointError(f"no such checkpoint file: {file_path}")
@@ -121,7 +122,9 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
         state = torch.load(file_path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        raise DamagedCheckpoint(f"the checkpoint file {file_path} cannot be read: {reason}") from error
+        # a file of any other name may never have been one
+        kind = CheckpointError if parse_checkpoint_name(file_path) is None else DamagedCheckpoint
+        raise kind(f"the checkpoint file {file_path} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
     return {without_wrappers(key) if isinstance(key, str) else key: value for key, value in state.items()}

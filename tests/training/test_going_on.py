@@ -217,3 +217,14 @@ def test_a_flipped_bit_in_the_index_is_damage_and_not_another_model(
     _run(config, "x", "auto")
     assert ".metadata: checksum" in caplog.text
     assert "going back to the one before it" in caplog.text
+
+
+def test_a_full_file_that_cannot_be_read_is_gone_back_behind(tmp_path: Path) -> None:
+    config = _config(tmp_path, checkpointing_interval=4, wrapper="fsdp1")
+    run_on_ranks(_run, 2, config, "x")
+    for checkpoint in checkpoints_in(tmp_path / "x" / "checkpoints"):
+        checkpoint.manifest_path.unlink()
+    checkpoints_in(tmp_path / "x" / "checkpoints")[-1].path.write_bytes(b"torn")
+    run_on_ranks(_run, 2, config, "x", "auto")
+    started = json.loads((tmp_path / "x" / "run.json").read_text())
+    assert [start["start"]["step"] for start in started] == [0, 4]
