@@ -35,7 +35,7 @@ from modalities.checkpointing.checkpoint_saving import make_dcp_execution
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import FSDP1CheckpointSaving
 from modalities.checkpointing.reading.load_planner import LoadingOptions
-from modalities.checkpointing.saving.saver import SaveTimes
+from modalities.checkpointing.saving.writer import SaveTimes
 from modalities.checkpointing.verification import Level
 from modalities.parallel.fsdp1 import full_model_state_dict, full_optimizer_state_dict, shard_model
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy

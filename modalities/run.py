@@ -188,7 +188,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     from modalities.parallel.process_group import all_gathered, global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
-    from modalities.training.resuming import resume_newest_, warmstart_state
+    from modalities.training.resuming import loading_whole, resume_newest_, warmstart_state
     from modalities.training.stopping import StopRequest
     from modalities.training.trainer import num_owed_evaluations
 
@@ -207,9 +207,12 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     try:
         saving.rehearse(recipe.app_state)
         candidates = on_rank_zero(lambda: _resume_candidates(request, saving, folder))
+        checkpoint_loading = recipe.checkpoint_loading
+        if request.resume == "auto":
+            checkpoint_loading = loading_whole(checkpoint_loading)
         if candidates:
             checkpoint, progress, resume_state = resume_newest_(
-                recipe.app_state, candidates, progress, settings, _loading_of(request, recipe)
+                recipe.app_state, candidates, progress, settings, checkpoint_loading
             )
         saving.start = on_rank_zero(lambda: _this_start(saving, folder, checkpoint, progress))
     except UserError:
@@ -293,7 +296,7 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: Ru
     """Checkpoints that the run may go on from, best first."""
     own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
     if request.resume == "auto":
-        history = history_of(own, folder.starts())
+        history = history_of(starts_of(own), folder.starts())
         for checkpoint in reversed(history.left):
             has_manifest = checkpoint.manifest_path.is_file()
             why = (
@@ -314,19 +317,6 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: Ru
     return []
 
 
-def _loading_of(request: RunRequest, recipe: TrainingRecipe) -> object:
-    """How a checkpoint is read; the run's own ones are loaded whole, also where it began from a part of another."""
-    from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
-    from modalities.checkpointing.reading.load_planner import LoadingOptions
-
-    loading = recipe.checkpoint_loading
-    if request.resume != "auto" or not isinstance(loading, DCPCheckpointLoading):
-        return loading
-    whole = DCPCheckpointLoading(loading.global_rank)
-    whole.options = LoadingOptions(verify=loading.options.verify)
-    return whole
-
-
 def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:
     try:
         return read_manifest(checkpoint.manifest_path)
@@ -337,7 +327,8 @@ def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:
 def _this_start(
     saving: CheckpointSaving, folder: RunFolder, origin: Checkpoint | None, progress: TrainingProgress
 ) -> Start:
-    known = [*folder.starts(), *starts_of(checkpoints_in(saving.checkpoint_path, saving.experiment_id))]
+    own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
+    known = [*folder.starts(), *starts_of(own).values()]
     return next_start(known, _manifest_of(origin) if origin is not None else None, progress.num_seen_steps)
 
 
@@ -378,7 +369,7 @@ def what_a_killed_run_left(request: RunRequest) -> str | None:
 def _what_is_left(request: RunRequest, saving: CheckpointSaving, folder: RunFolder) -> str:
     """After a save that failed: the checkpoint before it, and how to go on from there."""
     own = checkpoints_in(saving.checkpoint_path, saving.experiment_id)
-    there = history_of(own, folder.starts()).current
+    there = history_of(starts_of(own), folder.starts()).current
     if not there:
         return f"there is no checkpoint before it in {saving.checkpoint_path}"
     return (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
-from modalities.checkpointing.history import history_of
+from modalities.checkpointing.history import history_of, starts_of
 from modalities.checkpointing.manifest import Start
 from modalities.checkpointing.storage import absolute, as_location
 from modalities.durability import replace_file
@@ -111,7 +111,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         started = history[-1]
         found = checkpoints_in(as_location(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
         if found:
-            return history_of(found, RunFolder(path).starts()).current[0]
+            return history_of(starts_of(found), RunFolder(path).starts()).current[0]
     return locate_checkpoint(path)
 
 

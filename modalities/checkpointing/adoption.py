@@ -140,8 +140,8 @@ def _newest_first(entries: Sequence[Entry]) -> list[Entry]:
     """Without those that their runs have gone back behind."""
     current: set[Checkpoint] = set()
     for experiment_id in {entry.checkpoint.experiment_id for entry in entries}:
-        own = [entry.checkpoint for entry in entries if entry.checkpoint.experiment_id == experiment_id]
-        current.update(history_of(own).current)
+        own = [entry for entry in entries if entry.checkpoint.experiment_id == experiment_id]
+        current.update(history_of({entry.checkpoint: entry.start for entry in own}).current)
     return [entry for entry in reversed(entries) if entry.checkpoint in current]
 
 

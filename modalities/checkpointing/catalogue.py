@@ -13,7 +13,8 @@ from typing import Literal
 
 from modalities.checkpointing import paths
 from modalities.checkpointing.discovery import Checkpoint, path_in_info
-from modalities.checkpointing.manifest import SAVED_AT_FORMAT, Manifest
+from modalities.checkpointing.history import start_of
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, Manifest, Start
 from modalities.checkpointing.storage import SUPERSEDED_PREFIX, TRASH_PREFIX, is_remote
 from modalities.checkpointing.verification import Finding, check_content, check_structure
 from modalities.durability import TEMPORARY_PREFIX
@@ -62,6 +63,11 @@ class Entry:
     def progress(self) -> TrainingProgress:
         """Counters at the time of saving; without a manifest, samples are 0."""
         return self.checkpoint.progress if self.manifest is None else self.manifest.progress
+
+    @property
+    def start(self) -> Start | None:
+        """Which start of the run wrote it; None if its manifest cannot be read."""
+        return None if self.manifest is None and self.is_bad else start_of(self.manifest)
 
     @property
     def is_bad(self) -> bool:

@@ -28,6 +28,10 @@ class CheckpointSaving:
     Args:
         checkpoint_saving_strategy: Which checkpoints are written and kept.
         checkpoint_saving_execution: How they are written.
+
+    Attributes:
+        config_hash: Of the run's canonical config; told by every manifest.
+        start: Which of the run's starts this is; told by every manifest.
     """
 
     def __init__(

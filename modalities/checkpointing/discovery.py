@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modalities.checkpointing import paths
-from modalities.checkpointing.history import history_of
+from modalities.checkpointing.history import history_of, starts_of
 from modalities.checkpointing.manifest import MANIFEST_FILE
 from modalities.checkpointing.storage import as_location, is_remote
 from modalities.exceptions import CheckpointError
@@ -108,7 +108,7 @@ def locate_checkpoint(path: Path) -> Checkpoint:
         found = checkpoints_in(path) or checkpoints_in(path / "checkpoints")
         if found:
             of_one = [checkpoint for checkpoint in found if checkpoint.experiment_id == found[-1].experiment_id]
-            return history_of(of_one).current[0]
+            return history_of(starts_of(of_one)).current[0]
         raise CheckpointError(f"no checkpoint in {path}; one is named eid_<experiment>-seen_steps_<n>-…")
     raise CheckpointError(f"{path} is neither a checkpoint nor a folder that holds one")
 

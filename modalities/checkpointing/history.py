@@ -20,9 +20,6 @@ class HasManifest(Protocol):
     """A checkpoint, as far as it matters here."""
 
     @property
-    def path(self) -> Path: ...
-
-    @property
     def progress(self) -> TrainingProgress: ...
 
     @property
@@ -45,23 +42,21 @@ class History(Generic[C]):
     left: Sequence[C]
 
 
-def history_of(checkpoints: Iterable[C], starts: Iterable[Start] = ()) -> History[C]:
-    """Tell the checkpoints of the present history from those that were left; manifests are read, no data.
+def history_of(starts: Mapping[C, Start | None], others: Iterable[Start] = ()) -> History[C]:
+    """Tell the checkpoints of the present history from those that were left.
 
     The present history is that of the start with the highest number: its checkpoints, those of the start that it went on
     from up to where it did, and so on.
 
     Args:
-        checkpoints: Of one experiment, in any order.
-        starts: That are known otherwise, since they may not have written a checkpoint yet.
+        starts: That wrote the checkpoints of one experiment, as :func:`starts_of` tells; None where it cannot be told.
+        others: That are known otherwise, since they may not have written a checkpoint yet.
     """
     by_number: dict[int, list[C]] = {}
     damaged: list[C] = []
-    known = {start.number: start for start in starts}
-    for checkpoint in checkpoints:
-        try:
-            start = _start_of(read_manifest(checkpoint.manifest_path))
-        except CheckpointError:
+    known = {start.number: start for start in others}
+    for checkpoint, start in starts.items():
+        if start is None:
             damaged.append(checkpoint)
         else:
             by_number.setdefault(start.number, []).append(checkpoint)
@@ -99,7 +94,7 @@ def _way_back(known: Mapping[int, Start]) -> dict[int, int | None]:
     return way
 
 
-def next_start(known: Iterable[Start], origin: Manifest | None, step: int) -> Start:
+def next_start(known: Iterable[Start | None], origin: Manifest | None, step: int) -> Start:
     """Of a run that goes on from a step.
 
     Args:
@@ -107,22 +102,23 @@ def next_start(known: Iterable[Start], origin: Manifest | None, step: int) -> St
         origin: Manifest of the checkpoint that it goes on from, if there is one.
         step: Where it goes on.
     """
-    parent = _start_of(origin).number
-    return Start(max([parent, *(start.number for start in known)]) + 1, step, parent)
+    parent = start_of(origin).number
+    return Start(max([parent, *(start.number for start in known if start is not None)]) + 1, step, parent)
 
 
-def starts_of(checkpoints: Iterable[HasManifest]) -> list[Start]:
-    """That manifests tell of."""
-    starts = []
+def starts_of(checkpoints: Iterable[C]) -> dict[C, Start | None]:
+    """Which start wrote each checkpoint; None where the manifest is damaged. Manifests are read, no data."""
+    starts: dict[C, Start | None] = {}
     for checkpoint in checkpoints:
         try:
-            starts.append(_start_of(read_manifest(checkpoint.manifest_path)))
+            starts[checkpoint] = start_of(read_manifest(checkpoint.manifest_path))
         except CheckpointError:
-            continue  # a later start of the run has a higher number
+            starts[checkpoint] = None
     return starts
 
 
-def _start_of(manifest: Manifest | None) -> Start:
+def start_of(manifest: Manifest | None) -> Start:
+    """The start that a manifest tells; without one it is from before starts were counted."""
     return manifest.start if manifest is not None else Start()
 
 

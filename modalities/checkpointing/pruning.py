@@ -43,7 +43,7 @@ def plan_pruning(
         own = [entry for entry in entries if entry.checkpoint.experiment_id == experiment_id]
         kept: list[Entry] = []
         damaged: list[Entry] = []
-        history = history_of(entry.checkpoint for entry in own)
+        history = history_of({entry.checkpoint: entry.start for entry in own})
         pruning.left += [(entry, _LEFT_BEHIND) for entry in reversed(own) if entry.checkpoint in history.left]
         for entry in reversed(own):
             if entry.checkpoint in history.left:

@@ -15,8 +15,8 @@ import xxhash
 
 from modalities.checkpointing import paths
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
-from modalities.checkpointing.history import history_of
-from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, read_manifest
+from modalities.checkpointing.history import history_of, start_of
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, Start, read_manifest
 from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.storage import is_remote
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
@@ -105,15 +105,20 @@ def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[
 
     Left out are damaged ones, and those that the run has gone back behind: they neither count as kept nor are deleted.
     """
-    saved = []
-    for checkpoint in reversed(history_of(checkpoints_in(folder, experiment_id)).current):
+    looked_into: dict[Checkpoint, tuple[Manifest | None, list[Finding]]] = {}
+    starts: dict[Checkpoint, Start | None] = {}
+    for checkpoint in checkpoints_in(folder, experiment_id):
         if checkpoint.is_distributed != is_distributed:
             continue
         try:
-            manifest, findings = check_structure(checkpoint)
+            looked_into[checkpoint] = check_structure(checkpoint)
         except CheckpointError as error:
             logger.warning("%s", error)
             continue
+        starts[checkpoint] = start_of(looked_into[checkpoint][0])
+    saved = []
+    for checkpoint in reversed(history_of(starts).current):
+        manifest, findings = looked_into[checkpoint]
         if manifest is None:
             saved.append(SavedCheckpoint(checkpoint.progress))
         elif not findings:

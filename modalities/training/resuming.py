@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint, locate_checkpoint
+from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
+from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
 from modalities.exceptions import DamagedCheckpoint
@@ -76,6 +78,15 @@ def resume_newest_(
             if global_rank() == 0:
                 logger.warning("%s; going back to the one before it", error)
     raise AssertionError("there is at least one candidate")
+
+
+def loading_whole(checkpoint_loading: object) -> object:
+    """How the run's own checkpoints are read: whole, also where the run began from a part of another's."""
+    if not isinstance(checkpoint_loading, DCPCheckpointLoading):
+        return checkpoint_loading
+    whole = DCPCheckpointLoading(checkpoint_loading.global_rank)
+    whole.options = LoadingOptions(verify=checkpoint_loading.options.verify)
+    return whole
 
 
 def warmstart_state(settings: Settings) -> ResumeState | None:

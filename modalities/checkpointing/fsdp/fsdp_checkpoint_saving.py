@@ -29,7 +29,8 @@ from modalities.checkpointing.safe_reading import read_state_file
 from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener
 from modalities.checkpointing.saving.description import describe, mesh_of, tensor_record, tensors_in
 from modalities.checkpointing.saving.full_files import save_full_model, save_full_optimizer
-from modalities.checkpointing.saving.saver import DistributedSaver, SaveTimes, SavingOptions, WrittenState
+from modalities.checkpointing.saving.saver import DistributedSaver, SavingOptions
+from modalities.checkpointing.saving.writer import SaveTimes, WrittenState
 from modalities.checkpointing.storage import (
     Destination,
     as_location,

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from modalities.checkpointing.discovery import Checkpoint
-from modalities.checkpointing.manifest import MANIFEST_FILE, FileRecord, Manifest, read_manifest
+from modalities.checkpointing.manifest import FileRecord, Manifest
 from modalities.checkpointing.reading.load_planner import CheckedLoadPlanner, LoadingOptions
 from modalities.checkpointing.reading.shard_reading import read_into
 from modalities.checkpointing.safe_reading import METADATA_FILE, file_lengths, parse_metadata, read_metadata_bytes
@@ -54,7 +52,8 @@ def load_(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
 
 
 def _load(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
-    content = on_rank_zero(lambda: _metadata_of(folder, options.verify))
+    checkpoint = Checkpoint.of_folder(folder)
+    content = on_rank_zero(lambda: _metadata_of(checkpoint, options.verify))
     metadata = parse_metadata(content, folder)
     planner = CheckedLoadPlanner(options)
     items: Any = None
@@ -68,7 +67,7 @@ def _load(state: dict[str, Any], folder: Path, options: LoadingOptions) -> None:
         problem = DamagedCheckpoint(f"{folder / METADATA_FILE} is damaged: {type(error).__name__}: {error}")
         problem.__cause__ = error
     fail_together(problem)
-    verify_together(Checkpoint.of_folder(folder), options.verify, needed=file_lengths(metadata))
+    verify_together(checkpoint, options.verify, needed=file_lengths(metadata))
     problem = None
     try:
         read_into(planner, items, metadata, folder)
@@ -129,31 +128,28 @@ def verify_together(checkpoint: Checkpoint, level: Level, needed: Mapping[str, i
         own_share: dict[str, FileRecord] = share_of(manifest.files, global_rank(), world_size())
         for of_rank in all_gathered(check_content(folder, own_share)):
             findings += of_rank
-    if findings and level != "off":
-        told = "; ".join(map(str, findings))
-        raise DamagedCheckpoint(f"the checkpoint {checkpoint.path} is damaged: {told}")
+    if level != "off":
+        _refuse(checkpoint, findings)
     return manifest
 
 
-def _metadata_of(folder: Path, level: Level) -> bytes:
+def _refuse(checkpoint: Checkpoint, findings: list[Finding]) -> None:
+    if findings:
+        told = "; ".join(map(str, findings))
+        raise DamagedCheckpoint(f"the checkpoint {checkpoint.path} is damaged: {told}")
+
+
+def _metadata_of(checkpoint: Checkpoint, level: Level) -> bytes:
     """The index, proven before anybody looks into it: one that is damaged seems to be of another model."""
+    folder = checkpoint.path
     if not folder.exists():
         raise CheckpointError(f"no such checkpoint: {folder}")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a DCP checkpoint is a folder")
-    manifest = read_manifest(folder / MANIFEST_FILE) if level != "off" else None
-    record = manifest.files.get(METADATA_FILE) if manifest is not None else None
-    try:
-        content = read_metadata_bytes(folder)
-    except CheckpointError as error:
-        if record is None:
-            raise
-        raise DamagedCheckpoint(f"the checkpoint {folder} is damaged: {METADATA_FILE}: is missing") from error
-    if record is not None and level == "full":
-        found = xxhash.xxh3_128_hexdigest(content)
-        if found != record.xxh3_128:
-            raise DamagedCheckpoint(
-                f"the checkpoint {folder} is damaged: {METADATA_FILE}: checksum {record.xxh3_128} was written, "
-                f"{found} is found"
-            )
-    return content
+    if level != "off":
+        manifest, findings = check_structure(checkpoint)
+        if manifest is not None and level == "full" and not findings:
+            index = {name: record for name, record in manifest.files.items() if name == METADATA_FILE}
+            findings = check_content(folder, index)
+        _refuse(checkpoint, findings)
+    return read_metadata_bytes(folder)

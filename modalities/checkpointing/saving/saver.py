@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import pickle
 import secrets
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
-from modalities.checkpointing.manifest import FileRecord
-from modalities.checkpointing.safe_reading import METADATA_FILE
-from modalities.checkpointing.saving.agreement import SaveAgreement, SaveFailed
-from modalities.checkpointing.saving.checksummed_file import ChecksummedFile
-from modalities.checkpointing.saving.frames import LINE_BYTES, alignment_of, payload_of
+from modalities.checkpointing.saving.agreement import SaveAgreement
 from modalities.checkpointing.saving.planning import RankPlan, flatten, make_plan, rendered, signature_of
 from modalities.checkpointing.saving.snapshot import Snapshot, fits_in_memory
+from modalities.checkpointing.saving.writer import Save, SaveTimes, WrittenState, carry_out, failed
 from modalities.checkpointing.storage import Destination
 from modalities.exceptions import CheckpointError
 from modalities.parallel.bounded import call_within
@@ -39,9 +30,6 @@ from modalities.parallel.process_group import fail_together, from_rank_zero, glo
 logger = logging.getLogger(__name__)
 
 Mode = Literal["async", "sync"]
-
-_NICENESS = 5
-"""Training goes first where cores are scarce."""
 
 _GLANCE_S = 0.2
 _STORE_S = 1.0
@@ -64,68 +52,6 @@ class SavingOptions:
     timeout_s: float = 1800
 
 
-@dataclass
-class SaveTimes:
-    """What a save took on this rank.
-
-    Args:
-        blocked_s: Training waited.
-        snapshot_s: Of it, copying.
-        write_s: Writing this rank's file, durable.
-        commit_s: Waiting for the other ranks, and committing.
-        cpu_s: Of the thread that writes.
-        num_bytes: Of this rank's file.
-    """
-
-    blocked_s: float = 0.0
-    snapshot_s: float = 0.0
-    write_s: float = 0.0
-    commit_s: float = 0.0
-    cpu_s: float = 0.0
-    num_bytes: int = 0
-
-
-@dataclass
-class WrittenState:
-    """What rank 0 commits.
-
-    Args:
-        destination: Where the ranks have written.
-        metadata: Of the tensors and values, complete.
-        files: The ranks' files and ``.metadata``.
-        rank_parts: What each rank passed beside the state, by rank.
-    """
-
-    destination: Destination
-    metadata: Metadata
-    files: dict[str, FileRecord]
-    rank_parts: list[Any]
-
-
-@dataclass
-class _Save:
-    """A save in flight."""
-
-    destination: Destination
-    agreement: SaveAgreement
-    plan: RankPlan
-    tensors: list[Tensor]
-    values: list[tuple[MetadataIndex, bytes]]
-    rank_part: Any
-    commit: Callable[[WrittenState], None]
-    after_commit: Callable[[SaveTimes], None]
-    snapshot: Snapshot | None
-    started: float
-    times: SaveTimes = field(default_factory=SaveTimes)
-    error: CheckpointError | None = None
-    thread: threading.Thread | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether training waits for it, since what is written is the state itself."""
-        return self.snapshot is None
-
-
 class DistributedSaver:
     """Saves the state of a job, each rank its own part, one save at a time.
 
@@ -145,7 +71,7 @@ class DistributedSaver:
         self.last_times = SaveTimes()
         self.plan: RankPlan | None = None
         self.snapshot: Snapshot | None = None
-        self._in_flight: _Save | None = None
+        self._in_flight: Save | None = None
         self._mode: Mode = "sync"
         self._job_token = ""
         self._store: dist.Store | None = None
@@ -193,7 +119,7 @@ class DistributedSaver:
             times.snapshot_s = time.perf_counter() - copying
         agreement = SaveAgreement(self._store, save_id, global_rank(), world_size(), self.options.timeout_s)
         snapshot = self.snapshot if self._mode == "async" else None
-        save = _Save(
+        save = Save(
             destination_of(save_id),
             agreement,
             plan,
@@ -206,7 +132,7 @@ class DistributedSaver:
             started,
             times,
         )
-        save.thread = threading.Thread(target=_carry_out, args=(save,), daemon=True, name="checkpoint-writer")
+        save.thread = threading.Thread(target=carry_out, args=(save,), daemon=True, name="checkpoint-writer")
         self._in_flight = save
         save.thread.start()
         if save.waits:
@@ -285,7 +211,7 @@ class DistributedSaver:
             cause = cause or f"rank {save.agreement.rank}: no answer within {save.agreement.timeout_s:g} s"
             with suppress(RuntimeError, TimeoutError):
                 call_within(_STORE_S, partial(save.agreement.tell_failure, cause))
-            raise _failed(save, cause)
+            raise failed(save, cause)
         if save.error is not None:
             raise save.error
         self.last_times = save.times
@@ -317,111 +243,6 @@ def _on_any_rank(is_so: bool) -> bool:
     flag = torch.tensor([float(is_so)])
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
-
-
-def _carry_out(save: _Save) -> None:
-    """Write this rank's file, and agree; on rank 0 commit."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    agreement = save.agreement
-    try:
-        with agreement.beating():
-            _write_and_agree(save)
-    except BaseException as error:
-        save.error = _tell(save, error)
-        return
-    save.times.cpu_s = time.thread_time()
-    if agreement.rank == 0:
-        try:
-            save.after_commit(save.times)
-        except Exception:
-            # the other ranks know it as committed already, and it is
-            logger.exception("%s is committed, but what was to follow failed", save.destination.final)
-
-
-def _write_and_agree(save: _Save) -> None:
-    agreement = save.agreement
-    if save.snapshot is not None:
-        save.snapshot.wait()
-    begun = time.perf_counter()
-    agreement.tell_written((*_write_own_file(save), save.rank_part))
-    written = time.perf_counter()
-    save.times.write_s = written - begun
-    if agreement.rank == 0:
-        _gather_and_commit(save, agreement.results())
-        agreement.tell_committed()
-    else:
-        agreement.wait_until_committed()
-    save.times.commit_s = time.perf_counter() - written
-    if save.waits:
-        save.times.blocked_s = time.perf_counter() - save.started
-
-
-def _write_own_file(save: _Save) -> tuple[dict[str, FileRecord], dict[MetadataIndex, _StorageInfo]]:
-    """Write this rank's file; gives its record, and where in it the values are."""
-    plan, destination = save.plan, save.destination
-    destination.begin()
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    if not plan.tensors and not save.values:
-        return {}, places
-    with ChecksummedFile(destination.working / plan.file_name, destination) as file:
-        for item, tensor in zip(plan.tensors, save.tensors, strict=True):
-            file.pad_to(alignment_of(item.frame.num_payload_bytes))
-            file.write(item.frame.head)
-            if item.frame.num_payload_bytes:
-                file.write(payload_of(tensor.cpu().contiguous()))
-                file.write(item.frame.tail)
-        for index, value in save.values:
-            file.pad_to(LINE_BYTES)
-            places[index] = _StorageInfo(plan.file_name, file.num_bytes, len(value))
-            file.write(value)
-        record = file.record()
-    save.times.num_bytes = record.size
-    return {plan.file_name: record}, places
-
-
-def _gather_and_commit(save: _Save, results: list[Any]) -> None:
-    assert save.plan.metadata is not None
-    files: dict[str, FileRecord] = {}
-    storage = dict(save.plan.metadata.storage_data)
-    for files_of_rank, places, _ in results:
-        files |= files_of_rank
-        storage |= places
-    destination = save.destination
-    meta = StorageMeta(checkpoint_id=str(destination.final), save_id=save.agreement.save_id)
-    metadata = replace(save.plan.metadata, storage_data=storage, storage_meta=meta)
-    with ChecksummedFile(destination.working / METADATA_FILE, destination) as file:
-        file.write(pickle.dumps(metadata))
-        files[METADATA_FILE] = file.record()
-    save.commit(WrittenState(destination, metadata, files, [part for _, _, part in results]))
-
-
-def _tell(save: _Save, error: BaseException) -> CheckpointError:
-    """Tell the other ranks, clean up, and put the failure into words."""
-    agreement = save.agreement
-    if isinstance(error, SaveFailed):
-        cause = str(error)
-    else:
-        cause = f"rank {agreement.rank}: {_cause_of(error)}"
-        with suppress(RuntimeError):  # the store may have gone with the rank that held it
-            agreement.tell_failure(cause)
-            cause = agreement.failure() or cause
-    if agreement.rank == 0:
-        with suppress(RuntimeError):
-            agreement.wait_for_the_others(min(10.0, max(0.0, agreement.deadline - time.monotonic())))
-        save.destination.abandon()
-    return _failed(save, cause)
-
-
-def _failed(save: _Save, cause: str) -> CheckpointError:
-    return CheckpointError(f"cannot write the checkpoint {save.destination.final}: {cause}")
-
-
-def _cause_of(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-    return str(error) or type(error).__name__
 
 
 def _store_of_the_job() -> dist.Store:
