@@ -60,10 +60,13 @@ def launch(num_processes: int, request: RunRequest) -> None:
             if failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM:
                 _tell_of_kill(rank, -failure.exitcode, request)
                 sys.exit(1)
-        if all(failure.exitcode == EXIT_LOST_ANOTHER_RANK for failure in failed.failures.values()):
+        # a rank that lost another is not the cause, even where the launcher noticed it first
+        causes = [failure for failure in failed.failures.values() if failure.exitcode != EXIT_LOST_ANOTHER_RANK]
+        if not causes:
             ranks = ", ".join(map(str, failed.failures))
             click.echo(f"error: rank {ranks} lost the connection to another rank, which has not told why", err=True)
-        _, first = failed.get_first_failure()
+            sys.exit(1)
+        first = min(causes, key=lambda failure: failure.timestamp)
         sys.exit(EXIT_USER_ERROR if first.exitcode == EXIT_USER_ERROR else 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,16 @@ def test_weights_are_those_of_the_checkpoint(tmp_path: Path, wrapper: str, tied:
     reduced = loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)
     assert {parameter.dtype for parameter in reduced.parameters()} == {torch.bfloat16}
 
+    deeper = copy.deepcopy(tree)
+    deeper["model_raw"]["config"]["n_layer"] = 3
+    with pytest.raises(CheckpointError, match="missing"):
+        loading.load_model_checkpoint(_model(deeper, tmp_path), checkpoint.path)
+
     if checkpoint.is_distributed:
         os.truncate(checkpoint.path / "__0_0.distcp", 2000)
         with pytest.raises(CheckpointError, match=r"__0_0.distcp: has 2000 bytes, \d+ were written") as refusal:
             loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)
         assert "Traceback" not in str(refusal.value)
-    tree["model_raw"]["config"]["n_layer"] = 3
-    with pytest.raises(CheckpointError, match="missing"):
-        loading.load_model_checkpoint(_model(tree, tmp_path), checkpoint.path)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
