@@ -20,7 +20,7 @@ from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 
 if TYPE_CHECKING:
-    from modalities.checkpointing.comparison import TensorSource
+    from modalities.checkpointing.reading.sources import TensorSource
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def adopt(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None)
         CheckpointError: Something cannot be read, or is more than tensors and plain values.
     """
     # here and below: torch takes seconds to import, and mending the pointer has no need of it
-    from modalities.checkpointing.comparison import open_source
+    from modalities.checkpointing.reading.sources import open_source
 
     saved_at = modified_at(checkpoint)
     progress = _progress(checkpoint)
@@ -108,7 +108,7 @@ def adopt(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None)
 
 def check_without_manifest(checkpoint: Checkpoint) -> list[Finding]:
     """What can be told of a checkpoint without a manifest: that its index is readable, and its files long enough."""
-    from modalities.checkpointing.comparison import FolderSource, open_source
+    from modalities.checkpointing.reading.sources import FolderSource, open_source
     from modalities.checkpointing.safe_reading import file_lengths
 
     try:
@@ -182,7 +182,7 @@ def _records(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None) -> 
 
 def _tensors(source: TensorSource) -> dict[str, TensorRecord]:
     """By the keys that a run writes: those of a DCP folder, or the model's own ones of a full file."""
-    from modalities.checkpointing.comparison import MODEL_PREFIX
+    from modalities.checkpointing.reading.sources import MODEL_PREFIX
 
     records = {
         key: TensorRecord(form.dtype, list(form.shape)) for key, form in source.forms.items() if form is not None

@@ -1,72 +1,24 @@
-"""Looking into checkpoints of either kind one tensor at a time: shapes, norms, differences.
-
-Both kinds go by the keys of a DCP folder: ``app.model.<name>`` and ``app.optimizer.state.<name>.<key>``.
-"""
+"""How two checkpoints differ, of whatever kinds, one tensor at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from modalities.checkpointing import paths
-from modalities.checkpointing.discovery import Checkpoint, locate_checkpoint
-from modalities.checkpointing.reading.load_planner import CheckedLoadPlanner, LoadingOptions
-from modalities.checkpointing.reading.shard_reading import read_into
-from modalities.checkpointing.safe_reading import parse_metadata, read_metadata_bytes, read_state_file
+from modalities.checkpointing.reading.sources import MODEL_PREFIX, Form, TensorSource
 from modalities.config.suggestions import did_you_mean
-from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.exceptions import CheckpointError
 
 Status = Literal["equal", "only in A", "only in B", "shape", "dtype", "values"]
 
-MODEL_PREFIX = "app.model."
-OPTIMIZER_PREFIX = "app.optimizer."
-
 _BLOCK_ELEMENTS = 1 << 22
 """Computed with at a time in double precision, whatever the size of the tensor."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """A stored tensor without its content.
-
-    Args:
-        shape: Global.
-        dtype: As torch names it, without ``torch.``.
-        num_bytes: In memory.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-
-
-class TensorSource(Protocol):
-    """A checkpoint from which single values are read.
-
-    Args:
-        path: Folder or model file.
-        forms: Of every key, None for a value that is no tensor.
-    """
-
-    path: Path
-    kind: Literal["dcp", "fsdp1"]
-    forms: Mapping[str, Form | None]
-
-    def read(self, key: str) -> Any:
-        """The value of a key.
-
-        Raises:
-            DamagedCheckpoint: It cannot be read, or holds more than plain values.
-        """
 
 
 @dataclass(frozen=True)
@@ -90,87 +42,6 @@ class Difference:
     max_abs: float | None = None
     relative: float | None = None
     note: str = ""
-
-
-def open_source(location: Path) -> TensorSource:
-    """Open a checkpoint for reading single tensors.
-
-    Args:
-        location: A DCP folder or a model file of any name, or what :func:`locate_checkpoint` understands.
-
-    Raises:
-        CheckpointError: There is no checkpoint.
-        DamagedCheckpoint: Its index is damaged.
-    """
-    if location.is_dir() and (location / ".metadata").is_file():
-        return FolderSource(location)
-    parsed = paths.parse_checkpoint_name(location)
-    if location.is_file() and parsed is not None and parsed[1] not in (None, "model"):
-        raise CheckpointError(f"{location} is the {parsed[1]} file of a checkpoint; give its model file")
-    if location.is_file() and location.name != paths.LAST_CHECKPOINT_INFO:
-        return FileSource(location)
-    checkpoint = locate_checkpoint(location)
-    return FolderSource(checkpoint.path) if checkpoint.is_distributed else FileSource(checkpoint.path)
-
-
-class FolderSource:
-    """A DCP folder.
-
-    Args:
-        folder: With ``.metadata`` in it.
-    """
-
-    kind: Literal["dcp", "fsdp1"] = "dcp"
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder
-        self.metadata = parse_metadata(read_metadata_bytes(folder), folder)
-        self.forms: Mapping[str, Form | None] = {
-            key: _form(stored.size, stored.properties.dtype) if isinstance(stored, TensorStorageMetadata) else None
-            for key, stored in self.metadata.state_dict_metadata.items()
-        }
-
-    def read(self, key: str) -> Any:
-        stored = self.metadata.state_dict_metadata[key]
-        is_tensor = isinstance(stored, TensorStorageMetadata)
-        wanted: dict[str, Any] = {
-            key: torch.empty(stored.size, dtype=stored.properties.dtype) if is_tensor else None  # type: ignore[union-attr]
-        }
-        # without the other keys, which need not be looked through with every tensor
-        alone = replace(self.metadata, state_dict_metadata={key: stored})
-        planner = CheckedLoadPlanner(LoadingOptions(strict=False))
-        try:
-            read_into(planner, planner.plan(wanted, alone, self.path), alone, self.path)
-        except CheckpointError as error:
-            raise DamagedCheckpoint(str(error)) from error
-        return wanted[key]
-
-
-class FileSource:
-    """A file with a full model, and the optimizer's beside it if it is there.
-
-    Args:
-        model_file: As torch saved it; it is mapped into memory, not read.
-    """
-
-    kind: Literal["dcp", "fsdp1"] = "fsdp1"
-
-    def __init__(self, model_file: Path) -> None:
-        self.path = model_file
-        model, _ = flatten_state_dict(_read(model_file))
-        self._values = {f"{MODEL_PREFIX}{key}": value for key, value in model.items()}
-        parsed = paths.parse_checkpoint_name(model_file)
-        if parsed is not None:
-            optimizer_file = Checkpoint(model_file, parsed[0], parsed[2]).optimizer_path
-            if optimizer_file.is_file():
-                self._values |= _flat_optimizer(_read(optimizer_file), optimizer_file)
-        self.forms: Mapping[str, Form | None] = {
-            key: _form(value.shape, value.dtype) if isinstance(value, Tensor) else None
-            for key, value in self._values.items()
-        }
-
-    def read(self, key: str) -> Any:
-        return self._values[key]
 
 
 def compare(a: TensorSource, b: TensorSource) -> Iterator[Difference]:
@@ -271,36 +142,6 @@ def _is_same_value(one: Any, other: Any) -> bool:
     return both_undefined or bool(type(one) is type(other) and one == other)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return read_state_file(file)
-    except CheckpointError as error:
-        if paths.parse_checkpoint_name(file) is None:
-            raise  # nobody said that it is a checkpoint
-        raise DamagedCheckpoint(str(error)) from error
-
-
-def _flat_optimizer(state: dict[str, Any], file: Path) -> dict[str, Any]:
-    """A full optimizer state under the keys that ``flatten_optimizer_state_dict`` gives it."""
-    try:
-        flat = {
-            f"{OPTIMIZER_PREFIX}state.{name}.{key}": value
-            for name, values in state["state"].items()
-            for key, value in values.items()
-        }
-        for group in state["param_groups"]:
-            for name in group["params"]:
-                for key in group.keys() - {"params"}:
-                    flat[f"{OPTIMIZER_PREFIX}param_groups.{name}.{key}"] = group[key]
-    except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{file} holds no optimizer state; is it the model's file?") from None
-    return flat
-
-
 def _section(key: str) -> str:
     """``model`` of ``app.model.<name>``."""
     return ".".join(key.split(".")[:2]).removeprefix("app.").rstrip(".")
-
-
-def _form(shape: Any, dtype: torch.dtype) -> Form:
-    return Form(tuple(shape), str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize)

@@ -66,6 +66,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a checkpoint was converted from.
+
+    Args:
+        kind: ``dcp``, ``fsdp1`` or ``safetensors``.
+        name: Of its folder or file.
+        files: Of the source, by name.
+        parameter_groups: Names of the parameters in each of the optimizer's groups, which a DCP folder does not tell.
+    """
+
+    kind: str
+    name: str
+    files: Mapping[str, FileRecord]
+    parameter_groups: list[list[str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Content of the file.
 
@@ -82,6 +99,7 @@ class Manifest:
         files: By name.
         tensors: By key.
         start: That wrote it, of all starts of the run.
+        origin: What it was converted from; None for one that a run wrote.
     """
 
     kind: str
@@ -96,6 +114,7 @@ class Manifest:
     tensors: Mapping[str, TensorRecord]
     metrics: Mapping[str, float] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
+    origin: Origin | None = None
     format_version: int = FORMAT_VERSION
 
     @property

@@ -71,7 +71,8 @@ def inspect(location: Path, pattern: str | None, norms: bool, as_json: bool) -> 
     of a DCP folder, also for full files.
     """
     from modalities.checkpointing.catalogue import entry_at
-    from modalities.checkpointing.comparison import l2_norm, matching, open_source
+    from modalities.checkpointing.comparison import l2_norm, matching
+    from modalities.checkpointing.reading.sources import open_source
     from modalities.cli.checkpoint_output import show_inspection
     from modalities.cli.output import byte_progress
 
@@ -125,7 +126,8 @@ def diff(a: Path, b: Path, show_all: bool, as_json: bool) -> int:
 
     Equal is bit for bit; where values differ, the largest absolute difference and |A-B| / |A| are told.
     """
-    from modalities.checkpointing.comparison import compare, open_source, sections_left_out
+    from modalities.checkpointing.comparison import compare, sections_left_out
+    from modalities.checkpointing.reading.sources import open_source
     from modalities.cli.checkpoint_output import show_differences
     from modalities.cli.output import byte_progress
 

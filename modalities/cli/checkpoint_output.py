@@ -14,8 +14,9 @@ from modalities.cli.output import as_size, show_json, show_table
 if TYPE_CHECKING:
     from modalities.checkpointing.adoption import Repair
     from modalities.checkpointing.catalogue import Catalogue, Entry
-    from modalities.checkpointing.comparison import Difference, Form, TensorSource
+    from modalities.checkpointing.comparison import Difference
     from modalities.checkpointing.pruning import Pruning
+    from modalities.checkpointing.reading.sources import Form, TensorSource
 
 
 def show_catalogue(catalogue: Catalogue, as_json: bool) -> None:

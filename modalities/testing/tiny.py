@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from modalities.checkpointing.comparison import open_source
+from modalities.checkpointing.reading.sources import open_source
 from modalities.data.files import output_file
 from modalities.data.packed_file import PackedFileWriter
 

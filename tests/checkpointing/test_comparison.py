@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from modalities.checkpointing import comparison
-from modalities.checkpointing.comparison import Difference, compare, l2_norm, matching, open_source, sections_left_out
+from modalities.checkpointing.comparison import Difference, compare, l2_norm, matching, sections_left_out
+from modalities.checkpointing.reading.sources import Form, open_source
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 from tests.checkpointing.samples import dcp_sample, flip_a_bit, fsdp1_sample, model_of
 
@@ -24,7 +25,7 @@ def test_both_kinds_give_the_same_tensors_under_the_same_keys(tmp_path: Path) ->
     for key, form in folder.forms.items():
         if form is not None:
             assert torch.equal(folder.read(key), file.read(key))
-    assert folder.forms["app.model.head"] == comparison.Form((8,), "bfloat16", 16)
+    assert folder.forms["app.model.head"] == Form((8,), "bfloat16", 16)
     assert {d.status for d in compare(folder, file)} == {"equal"}
 
 

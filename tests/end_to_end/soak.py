@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
-from modalities.checkpointing.comparison import compare, open_source
+from modalities.checkpointing.comparison import compare
 from modalities.checkpointing.discovery import checkpoints_in, locate_checkpoint
+from modalities.checkpointing.reading.sources import open_source
 from modalities.exceptions import UserError
 from modalities.run import RunRequest, run
 from modalities.testing.tiny import tiny_config, write_config

@@ -13,10 +13,11 @@ from torch.distributed.fsdp import fully_shard
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.checkpoint_saving import make_dcp_execution
-from modalities.checkpointing.comparison import compare, open_source
+from modalities.checkpointing.comparison import compare
 from modalities.checkpointing.discovery import locate_checkpoint
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import FSDP1CheckpointSaving
 from modalities.checkpointing.interfaces import CheckpointSavingExecutionABC
+from modalities.checkpointing.reading.sources import open_source
 from modalities.parallel.fsdp1 import shard_model
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
 from modalities.progress import TrainingProgress

@@ -26,7 +26,7 @@ from modalities.checkpointing.resume_state import (
 )
 from modalities.checkpointing.retention import SavedCheckpoint
 from modalities.checkpointing.safe_reading import read_state_file
-from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener
+from modalities.checkpointing.saving.checksummed_file import write_file_of
 from modalities.checkpointing.saving.description import describe, mesh_of, tensor_record, tensors_in
 from modalities.checkpointing.saving.full_files import save_full_model, save_full_optimizer
 from modalities.checkpointing.saving.saver import DistributedSaver, SavingOptions
@@ -106,7 +106,7 @@ class DCPCheckpointSaving(CheckpointSavingExecutionABC):
             keep_locked(self.checkpoint_path, self.experiment_id)
             name = paths.RESUME_STATE_FILE
             resume_state = resume_state_of(training_progress, written.rank_parts)
-            files[name] = _write(destination.working / name, destination, resume_state_bytes(resume_state))
+            files[name] = write_file_of(destination.working / name, destination, resume_state_bytes(resume_state))
             tensors = tensors_in(written.metadata)
             manifest = describe("dcp", self.experiment_id, training_progress, context, mesh, files, tensors)
             destination.commit(manifest.to_bytes())
@@ -229,7 +229,7 @@ class FSDP1CheckpointSaving(CheckpointSavingExecutionABC):
         def write_small_files() -> None:
             for path in temporary.values():
                 remove(path)
-            records["resume_state"] = _write(
+            records["resume_state"] = write_file_of(
                 temporary["resume_state"], durability.layer, resume_state_bytes(resume_state)
             )
 
@@ -316,12 +316,6 @@ def _num_bytes_of(folder: Path, experiment_id: str) -> int:
     ]
     files = [file for path in own for file in (path, *path.rglob("*"))]
     return sum(file.lstat().st_size for file in files)
-
-
-def _write(path: Path, opener: Opener, content: bytes) -> FileRecord:
-    with ChecksummedFile(path, opener) as file:
-        file.write(content)
-        return file.record()
 
 
 def _report(final: Path, times: SaveTimes) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self
 
 import xxhash
+from torch import Tensor
 
 from modalities.checkpointing.manifest import FileRecord
+from modalities.checkpointing.saving.frames import payload_of
 
 BLOCK_BYTES = 4 << 20
 """Hashed and written at a time: small enough to be in the cache for both."""
@@ -83,3 +86,24 @@ class ChecksummedFile:
     def _put(self, block: bytes | memoryview) -> None:
         self._hash.update(block)
         self.opener.write(self._file, block)
+
+
+def write_file_of(path: Path, opener: Opener, content: bytes) -> FileRecord:
+    """Write a small file at once."""
+    with ChecksummedFile(path, opener) as file:
+        file.write(content)
+        return file.record()
+
+
+def write_blocks(file: ChecksummedFile, blocks: Iterable[Tensor], num_bytes: int) -> None:
+    """Append the elements of a tensor.
+
+    Args:
+        file: Is appended to.
+        blocks: Contiguous, on the CPU, one after the other.
+        num_bytes: Of all together.
+    """
+    end = file.num_bytes + num_bytes
+    for block in blocks:
+        file.write(payload_of(block))
+    assert file.num_bytes == end, f"{num_bytes} bytes were to be written, {num_bytes + file.num_bytes - end} were"

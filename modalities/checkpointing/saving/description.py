@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, Start, TensorRecord
+from modalities.checkpointing.manifest import SAVED_AT_FORMAT, FileRecord, Manifest, Origin, Start, TensorRecord
 from modalities.parallel.process_group import world_size
 from modalities.progress import TrainingProgress
 
@@ -41,6 +41,7 @@ def describe(
     mesh: Mapping[str, int],
     files: Mapping[str, FileRecord],
     tensors: Mapping[str, TensorRecord],
+    origin: Origin | None = None,
 ) -> Manifest:
     """The manifest of a checkpoint, for now."""
     return Manifest(
@@ -56,6 +57,7 @@ def describe(
         tensors,
         context.metrics,
         context.start,
+        origin,
     )
 
 

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from modalities.checkpointing.manifest import FileRecord
-from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener
-from modalities.checkpointing.saving.frames import LINE_BYTES, payload_of, plain_archives
+from modalities.checkpointing.saving.checksummed_file import ChecksummedFile, Opener, write_blocks
+from modalities.checkpointing.saving.frames import LINE_BYTES, plain_archives
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1_units import FullState, TensorSpec, full_model_state, full_optimizer_state
 from modalities.parallel.process_group import fail_together, global_rank
@@ -78,7 +78,8 @@ def _save(state: FullState, path: Path, opener: Opener) -> FileRecord | None:
     failure: Exception | None = None
     if global_rank() == 0:
         try:
-            record = _write(state, payloads, path, opener)
+            elements = ([payload] for payload in payloads if payload.numel())
+            record = write_full_file(state.tree, state.specs, elements, path, opener)
         except OSError as error:
             failure = CheckpointError(error.strerror or str(error))
             failure.__cause__ = error
@@ -90,19 +91,33 @@ def _save(state: FullState, path: Path, opener: Opener) -> FileRecord | None:
     return record
 
 
-def _write(state: FullState, payloads: Iterable[Tensor], path: Path, opener: Opener) -> FileRecord:
-    skeleton = _skeleton(state.tree, state.specs)
-    elements = (payload for payload in payloads if payload.numel())
+def write_full_file(
+    tree: dict[str, Any], specs: Sequence[TensorSpec], elements: Iterator[Iterable[Tensor]], path: Path, opener: Opener
+) -> FileRecord:
+    """Write a file that ``torch.load`` gives a nested state from.
+
+    Args:
+        tree: Nested state with specs for tensors; what is one and the same spec is one tensor in the file.
+        specs: All of them, in the order in which their elements are to lie in the file.
+        elements: Of each that has some, in that order: contiguous blocks on the CPU, one after the other.
+        path: Must not exist.
+        opener: Carries out the writing.
+
+    Returns:
+        Size and checksum of the file.
+
+    Raises:
+        OSError: It cannot be written, and was removed.
+    """
+    skeleton = _skeleton(tree, specs)
     file = ChecksummedFile(path, opener)
     try:
         with file:
             for part in skeleton:
                 if isinstance(part, bytes):
                     file.write(part)
-                    continue
-                payload = next(elements)
-                assert payload.nbytes == part, f"{payload.nbytes} bytes for a gap of {part}"
-                file.write(payload_of(payload))
+                else:
+                    write_blocks(file, next(elements), part)
             return file.record()
     except BaseException:
         with suppress(OSError):

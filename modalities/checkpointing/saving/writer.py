@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 import threading
 import time
@@ -20,9 +19,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from modalities.checkpointing.manifest import FileRecord
 from modalities.checkpointing.safe_reading import METADATA_FILE
 from modalities.checkpointing.saving.agreement import SaveAgreement, SaveFailed
-from modalities.checkpointing.saving.checksummed_file import ChecksummedFile
-from modalities.checkpointing.saving.frames import LINE_BYTES, alignment_of, payload_of
 from modalities.checkpointing.saving.planning import RankPlan
+from modalities.checkpointing.saving.shard_files import write_index, write_shards
 from modalities.checkpointing.saving.snapshot import Snapshot
 from modalities.checkpointing.storage import Destination
 from modalities.exceptions import CheckpointError
@@ -138,21 +136,10 @@ def _write_own_file(save: Save) -> tuple[dict[str, FileRecord], dict[MetadataInd
     """Write this rank's file; gives its record, and where in it the values are."""
     plan, destination = save.plan, save.destination
     destination.begin()
-    places: dict[MetadataIndex, _StorageInfo] = {}
     if not plan.tensors and not save.values:
-        return {}, places
-    with ChecksummedFile(destination.working / plan.file_name, destination) as file:
-        for item, tensor in zip(plan.tensors, save.tensors, strict=True):
-            file.pad_to(alignment_of(item.frame.num_payload_bytes))
-            file.write(item.frame.head)
-            if item.frame.num_payload_bytes:
-                file.write(payload_of(tensor.cpu().contiguous()))
-                file.write(item.frame.tail)
-        for index, value in save.values:
-            file.pad_to(LINE_BYTES)
-            places[index] = _StorageInfo(plan.file_name, file.num_bytes, len(value))
-            file.write(value)
-        record = file.record()
+        return {}, {}
+    elements = ([tensor.cpu().contiguous()] for tensor in save.tensors)
+    record, places = write_shards(plan, elements, save.values, destination.working, destination)
     save.times.num_bytes = record.size
     return {plan.file_name: record}, places
 
@@ -167,9 +154,7 @@ def _gather_and_commit(save: Save, results: list[Any]) -> None:
     destination = save.destination
     meta = StorageMeta(checkpoint_id=str(destination.final), save_id=save.agreement.save_id)
     metadata = replace(save.plan.metadata, storage_data=storage, storage_meta=meta)
-    with ChecksummedFile(destination.working / METADATA_FILE, destination) as file:
-        file.write(pickle.dumps(metadata))
-        files[METADATA_FILE] = file.record()
+    files[METADATA_FILE] = write_index(metadata, destination.working, destination)
     save.commit(WrittenState(destination, metadata, files, [part for _, _, part in results]))
 
 
