@@ -29,7 +29,9 @@ from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
 from modalities.registry.registry import Registry
-from modalities.run_folder import RunFolder, find_checkpoint, new_experiment_id, newest_run_of
+from modalities.run_folder import Origin, RunFolder, find_checkpoint, find_weights, new_experiment_id, newest_run_of
+from modalities.training.changes import DATA
+from modalities.training.meaning import Meaning, meaning_of
 from modalities.training.recipe import Settings, TrainingRecipe
 
 if TYPE_CHECKING:
@@ -57,6 +59,10 @@ class RunRequest:
         experiments_root: Folder that holds the run folders.
         experiment_id: Name of the run's folder; made from the time and the config's name if not given.
         resume: ``none``, ``auto`` (the newest checkpoint of this run, if any) or the path of a checkpoint or run.
+        fork: Checkpoint or run that a new run branches off from, keeping counters, optimizer and data position.
+        init_from: Checkpoint or run whose weights a new run starts with.
+        at_step: Which of the checkpoints of ``fork`` or ``init_from``; None for the newest.
+        allow_changed: Paths of the config that may mean something else than in the checkpoint; ``all`` for any.
         last_checkpoint_info: For a warm start whose config asks for ``${warmstart_env:checkpoint_paths}``.
         overrides: Hydra's override words, such as ``optimizer.lr=3e-4``.
         config_folders: Further folders with groups for defaults lists.
@@ -70,6 +76,10 @@ class RunRequest:
     experiments_root: Path = Path("experiments")
     experiment_id: str | None = None
     resume: str = "none"
+    fork: str | None = None
+    init_from: str | None = None
+    at_step: int | None = None
+    allow_changed: tuple[str, ...] = ()
     last_checkpoint_info: Path | None = None
     overrides: tuple[str, ...] = ()
     config_folders: tuple[Path, ...] = ()
@@ -188,7 +198,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     from modalities.parallel.process_group import all_gathered, global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
-    from modalities.training.resuming import loading_whole, resume_newest_, warmstart_state
+    from modalities.training.resuming import GoingOn, init_from_, loading_whole, resume_newest_, warmstart_state
     from modalities.training.stopping import StopRequest
     from modalities.training.trainer import num_owed_evaluations
 
@@ -202,8 +212,11 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     saving: CheckpointSaving = recipe.checkpoint_saving
     resolved = dump_resolved(composed.tree, composed.imports)
     saving.config_hash = xxhash.xxh3_128_hexdigest(resolved.encode())
+    meaning = on_rank_zero(lambda: _with_content(meaning_of(composed), recipe.train_dataset))
+    saving.config = meaning.values
     resume_state: ResumeState | None = warmstart_state(settings)
     checkpoint: Checkpoint | None = None
+    origin: Origin | None = None
     try:
         saving.rehearse(recipe.app_state)
         candidates = on_rank_zero(lambda: _resume_candidates(request, saving, folder))
@@ -211,9 +224,13 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         if request.resume == "auto":
             checkpoint_loading = loading_whole(checkpoint_loading)
         if candidates:
-            checkpoint, progress, resume_state = resume_newest_(
-                recipe.app_state, candidates, progress, settings, checkpoint_loading
-            )
+            going_on = GoingOn(progress, settings, meaning, request.allow_changed, checkpoint_loading)
+            checkpoint, progress, resume_state = resume_newest_(recipe.app_state, candidates, going_on)
+            origin = Origin.of(checkpoint, "fork" if request.fork and _is_foreign(checkpoint, saving) else "resume")
+        elif request.init_from is not None:
+            weights = on_rank_zero(lambda: find_weights(as_location(request.init_from or ""), request.at_step))
+            init_from_(recipe.app_state, weights, recipe.checkpoint_loading)
+            origin = Origin.of_weights(weights)
         saving.start = on_rank_zero(lambda: _this_start(saving, folder, checkpoint, progress))
     except UserError:
         saving.close()
@@ -232,6 +249,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
             saving.checkpoint_path,
             saving.experiment_id,
             saving.start,
+            origin,
         )
         owed = num_owed_evaluations(recipe.app_state)
         tags = [loader.dataloader_tag for loader in recipe.eval_dataloaders]
@@ -241,7 +259,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     trainer = make_trainer(recipe, machine_device(), [metrics])
     trainer.last_checkpoint = checkpoint.path if checkpoint is not None else None
     if global_rank() == 0:
-        print_banner(recipe, machine_device(), progress, checkpoint, folder.path)
+        print_banner(recipe, machine_device(), progress, origin, folder.path)
 
     def set_random_states() -> None:
         # ranks must drop different activations
@@ -282,6 +300,8 @@ def _choose_experiment_id(request: RunRequest) -> str:
                 "a letter or digit first"
             )
         return request.experiment_id
+    if request.fork is not None or request.init_from is not None:
+        return new_experiment_id(request.config)
     if request.resume == "auto":
         newest = newest_run_of(request.config, request.experiments_root)
         if newest is not None:
@@ -305,7 +325,7 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: Ru
                 else "it has no manifest, which the run's own ones have"
             )
             logger.warning("passed over %s: %s", checkpoint.path.name, why)
-        return list(history.current)
+        return list(history.current) or _forked(request)
     if request.resume != "none":
         return [find_checkpoint(as_location(request.resume))]
     if own:
@@ -314,7 +334,24 @@ def _resume_candidates(request: RunRequest, saving: CheckpointSaving, folder: Ru
             f"{own[-1].progress.num_seen_steps} in {saving.checkpoint_path}; "
             "go on from it with --resume auto, or choose another --experiment_id"
         )
-    return []
+    return _forked(request)
+
+
+def _forked(request: RunRequest) -> list[Checkpoint]:
+    """What a run without a checkpoint of its own branches off from, if it does."""
+    return [] if request.fork is None else [find_checkpoint(as_location(request.fork), request.at_step)]
+
+
+def _is_foreign(checkpoint: Checkpoint, saving: CheckpointSaving) -> bool:
+    return checkpoint not in checkpoints_in(saving.checkpoint_path, saving.experiment_id)
+
+
+def _with_content(meaning: Meaning, dataset: object) -> Meaning:
+    """The meaning of a config, with what tells the training data itself apart, where the dataset can tell."""
+    fingerprint = getattr(dataset, "fingerprint", None)
+    if fingerprint is None:
+        return meaning
+    return Meaning({**meaning.values, DATA: fingerprint()}, {**meaning.paths, DATA: "train_dataset.content"})
 
 
 def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:
@@ -394,4 +431,5 @@ def _repeated_words(request: RunRequest) -> list[str]:
     """What the command line must say again for the run to go on as it was."""
     words = [word for name in request.imports for word in ("--import", name)]
     words += [word for folder in request.config_folders for word in ("--config-dir", str(folder))]
+    words += [word for path in request.allow_changed for word in ("--allow-changed", path)]
     return [*words, *request.overrides]

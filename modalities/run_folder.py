@@ -12,16 +12,48 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in, locate_checkpoint
 from modalities.checkpointing.history import history_of, starts_of
 from modalities.checkpointing.manifest import Start
+from modalities.checkpointing.paths import LAST_CHECKPOINT_INFO, parse_checkpoint_name
 from modalities.checkpointing.storage import absolute, as_location
 from modalities.durability import replace_file
-from modalities.exceptions import UserError
+from modalities.exceptions import CheckpointError, UserError
 
 RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a start of a run began from.
+
+    Args:
+        kind: ``resume`` and ``fork`` go on from all of a checkpoint, ``init`` takes its weights only.
+        path: The checkpoint.
+        experiment_id: That wrote it; empty if its name does not tell.
+        num_seen_steps: Of it.
+    """
+
+    kind: Literal["resume", "fork", "init"]
+    path: str
+    experiment_id: str
+    num_seen_steps: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, kind: Literal["resume", "fork", "init"]) -> Origin:
+        return cls(kind, str(absolute(checkpoint.path)), checkpoint.experiment_id, checkpoint.progress.num_seen_steps)
+
+    @classmethod
+    def of_weights(cls, path: Path) -> Origin:
+        """A start with the weights of a checkpoint, which may be of any name."""
+        experiment_id, _, progress = parse_checkpoint_name(path) or ("", None, None)
+        return cls("init", str(absolute(path)), experiment_id, progress.num_seen_steps if progress is not None else 0)
+
+    def __str__(self) -> str:
+        word = {"resume": "from", "fork": "fork of", "init": "weights of"}[self.kind]
+        return f"{word} {self.path}"
 
 
 @dataclass(frozen=True)
@@ -73,8 +105,9 @@ class RunFolder:
         checkpoint_path: Path,
         checkpoint_experiment_id: str,
         start: Start,
+        origin: Origin | None,
     ) -> None:
-        """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go."""
+        """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go and come from."""
         (self.path / "config.yaml").write_text(config_text, encoding="utf-8")
         self.resolved_config.write_text(resolved, encoding="utf-8")
         (self.path / "overrides.json").write_text(json.dumps(overrides) + "\n", encoding="utf-8")
@@ -85,6 +118,7 @@ class RunFolder:
             "checkpoint_path": str(absolute(checkpoint_path)),
             "checkpoint_experiment_id": checkpoint_experiment_id,
             "start": asdict(start),
+            "origin": asdict(origin) if origin is not None else None,
         }
         history = [*_history(self.path), started]
         replace_file(self.path / RUN_FILE, json.dumps(history, indent=2).encode() + b"\n")
@@ -100,19 +134,53 @@ def new_experiment_id(config_file: Path) -> str:
     return f"{time.strftime('%Y-%m-%d__%H-%M-%S')}_{config_file.stem}"
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint that a user means by a path: itself, or the newest of a run, wherever the run keeps them.
+def find_checkpoint(path: Path, num_seen_steps: int | None = None) -> Checkpoint:
+    """The checkpoint that a user means by a path: itself, or one of a run, wherever the run keeps them.
+
+    Args:
+        path: A checkpoint, or what holds some: a run's folder, a folder of checkpoints.
+        num_seen_steps: Which of several; None for the newest.
 
     Raises:
         CheckpointError: There is none.
     """
-    history = _history(path)
-    if history:
-        started = history[-1]
-        found = checkpoints_in(as_location(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
+    found = _checkpoints_of_run(path)
+    if num_seen_steps is None:
         if found:
             return history_of(starts_of(found), RunFolder(path).starts()).current[0]
-    return locate_checkpoint(path)
+        return locate_checkpoint(path)
+    if not found:
+        newest = locate_checkpoint(path)
+        found = checkpoints_in(newest.path.parent, newest.experiment_id) if newest.path != path else [newest]
+    at_step = [checkpoint for checkpoint in found if checkpoint.progress.num_seen_steps == num_seen_steps]
+    if not at_step:
+        steps = ", ".join(str(checkpoint.progress.num_seen_steps) for checkpoint in found)
+        raise CheckpointError(f"no checkpoint of step {num_seen_steps} in {path}; there are those of the steps {steps}")
+    return at_step[-1]
+
+
+def find_weights(path: Path, num_seen_steps: int | None = None) -> Path:
+    """The weights that a user means by a path: those of a checkpoint or run, or files of any name.
+
+    Args:
+        path: As for :func:`find_checkpoint`, or a DCP folder, a file of full weights or safetensors of any name.
+        num_seen_steps: Which of several; None for the newest.
+
+    Raises:
+        CheckpointError: There is nothing of the kind.
+    """
+    is_of_run = bool(_checkpoints_of_run(path)) or (path / "checkpoints").is_dir()
+    if num_seen_steps is not None or is_of_run or not path.exists() or path.name == LAST_CHECKPOINT_INFO:
+        return find_checkpoint(path, num_seen_steps).path
+    return path
+
+
+def _checkpoints_of_run(folder: Path) -> list[Checkpoint]:
+    history = _history(folder)
+    if not history:
+        return []
+    started = history[-1]
+    return checkpoints_in(as_location(started.get("checkpoint_path", "")), started.get("checkpoint_experiment_id"))
 
 
 def newest_run_of(config_file: Path, experiments_root: Path) -> Path | None:

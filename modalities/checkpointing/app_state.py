@@ -82,13 +82,24 @@ class AppState(Stateful):
         """
         if self._is_broken:
             raise CheckpointError("loading into this app state broke off half way: build a new one")
-        model_state: dict[str, Any] = {}
-        for part in self.model_parts:
-            model_state |= {without_wrappers(key): value for key, value in get_model_state_dict(part).items()}
-        state: dict[str, Any] = {"model": model_state, "optimizer": self._optimizer_state_dict()}
+        state: dict[str, Any] = {"model": self.model_state_dict(), "optimizer": self._optimizer_state_dict()}
         if self.lr_scheduler is not None:
             state["lr_scheduler"] = self.lr_scheduler.state_dict()
         return state
+
+    def model_state_dict(self) -> dict[str, Any]:
+        """The part ``model`` of :meth:`state_dict`: sharded parameters and buffers by clean name."""
+        state: dict[str, Any] = {}
+        for part in self.model_parts:
+            state |= {without_wrappers(key): value for key, value in get_model_state_dict(part).items()}
+        return state
+
+    def load_model_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the form that :meth:`model_state_dict` gives."""
+        for part in self.model_parts:
+            own = {without_wrappers(key): key for key in get_model_state_dict(part)}
+            model_state = {own.get(key, key): value for key, value in state_dict.items()}
+            set_model_state_dict(part, model_state, options=StateDictOptions(strict=False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the form that :meth:`state_dict` gives.
@@ -97,10 +108,9 @@ class AppState(Stateful):
             CheckpointError: A checkpoint has been loaded already.
         """
         self.mark_loaded()
+        self.load_model_state_dict(state_dict["model"])
         for part in self.model_parts:
             own = {without_wrappers(key): key for key in get_model_state_dict(part)}
-            model_state = {own.get(key, key): value for key, value in state_dict["model"].items()}
-            set_model_state_dict(part, model_state, options=StateDictOptions(strict=False))
             optimizer_state = {_wrapped(key, own): value for key, value in state_dict["optimizer"].items()}
             set_optimizer_state_dict(part, self.optimizer, optimizer_state, options=_FLATTENED)
         if self.lr_scheduler is not None:

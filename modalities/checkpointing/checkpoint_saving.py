@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.fsdp.fsdp_checkpoint_saving import DCPCheckpointSaving, FSDP1CheckpointSaving
@@ -32,6 +33,7 @@ class CheckpointSaving:
     Attributes:
         config_hash: Of the run's canonical config; told by every manifest.
         start: Which of the run's starts this is; told by every manifest.
+        config: What the run's config means, by key; told by every manifest.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class CheckpointSaving:
         self.execution = checkpoint_saving_execution
         self.config_hash: str | None = None
         self.start = Start()
+        self.config: Mapping[str, Any] = {}
 
     @property
     def checkpoint_path(self) -> Path:
@@ -98,7 +101,7 @@ class CheckpointSaving:
                 if superseded.progress.num_seen_steps < newest:
                     self.execution.delete_checkpoint(superseded.progress)
 
-        self.execution.context = RunContext(self.config_hash, dict(metrics or {}), self.start)
+        self.execution.context = RunContext(self.config_hash, dict(metrics or {}), self.start, self.config)
         self.execution.after_commit = retain
         path = self.execution.save_checkpoint(app_state, training_progress)
         if not self.execution.commits_beside_training:

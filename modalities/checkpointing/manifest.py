@@ -100,6 +100,7 @@ class Manifest:
         tensors: By key.
         start: That wrote it, of all starts of the run.
         origin: What it was converted from; None for one that a run wrote.
+        config: What the run's config meant, by path; empty where nobody told.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
     origin: Origin | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property

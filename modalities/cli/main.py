@@ -162,6 +162,7 @@ def _configure_logging(debug: bool) -> None:
     logging.getLogger("modalities").setLevel(level)
     # what torch announces of its own interface is for us to heed, not for the user
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
+    warnings.filterwarnings("ignore", message=".*_get_pg_default_device.* will be deprecated")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,27 @@ max_time_option = click.option(
     "In a sweep it holds for each job.",
 )
 
+
+def _words_of_changes(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        if "=" in word:
+            raise click.BadParameter(f"{word} is an override; put overrides first, or name what may change by its path")
+    return words
+
+
+allow_changed_option = click.option(
+    "--allow-changed",
+    "--allow_changed",
+    "allow_changed",
+    multiple=True,
+    is_flag=False,
+    flag_value="all",
+    metavar="[PATH]",
+    callback=_words_of_changes,
+    help="Go on though the config means something else than the checkpoint's at PATH, such as optimizer.lr; may be "
+    "repeated. Without PATH: whatever has changed.",
+)
+
 import_option = click.option(
     "--import",
     "imports",

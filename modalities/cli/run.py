@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from modalities.cli.options import (
+    allow_changed_option,
     experiment_id_option,
     experiments_root_option,
     max_time_option,
@@ -28,6 +29,27 @@ from modalities.run import RunRequest
     help="none: a fresh run. auto: go on from the newest checkpoint of the last run of this config, if there is one. "
     "PATH: go on from that checkpoint or run folder.",
 )
+@click.option(
+    "--fork",
+    metavar="PATH",
+    help="Branch a new run off from a checkpoint or run: counters, optimizer and data position go on, in a folder of "
+    "its own that records where it comes from.",
+)
+@click.option(
+    "--init-from",
+    "--init_from",
+    "init_from",
+    metavar="PATH",
+    help="Start a new run with the weights of a checkpoint, a run, a .bin file or safetensors; all counters at zero.",
+)
+@click.option(
+    "--at-step",
+    "--at_step",
+    "at_step",
+    type=click.IntRange(min=0),
+    help="Of --fork and --init-from with a run: which of its checkpoints; by default the newest.",
+)
+@allow_changed_option
 @nproc_option
 @max_time_option
 @click.option("--multirun", "-m", is_flag=True, help="Run every job of a sweep: optimizer.lr=1e-4,3e-4 gives two.")
@@ -53,6 +75,10 @@ def run(
     experiments_root: Path,
     experiment_id: str | None,
     resume: str,
+    fork: str | None,
+    init_from: str | None,
+    at_step: int | None,
+    allow_changed: tuple[str, ...],
     nproc: int | None,
     max_time_s: float | None,
     multirun: bool,
@@ -64,11 +90,16 @@ def run(
     Runs in one process; with --nproc in several on this machine; under torchrun as one of its ranks. OVERRIDE is
     path=value, +path=value to add, ~path to remove, slot=variant to choose a component.
     """
+    _check_starts(resume, fork, init_from, at_step, experiment_id)
     request = RunRequest(
         config,
         experiments_root,
         experiment_id,
         resume,
+        fork,
+        init_from,
+        at_step,
+        allow_changed,
         overrides=overrides,
         config_folders=config_folders,
         imports=imports,
@@ -119,6 +150,25 @@ def warmstart(
         max_time_s=max_time_s,
     )
     _start(request, nproc)
+
+
+def _check_starts(
+    resume: str, fork: str | None, init_from: str | None, at_step: int | None, experiment_id: str | None
+) -> None:
+    """A run begins in one way."""
+    if fork is not None and init_from is not None:
+        raise click.UsageError("--fork goes on from all of a checkpoint, --init-from takes its weights only; give one")
+    if at_step is not None and fork is None and init_from is None:
+        raise click.UsageError("--at-step tells which checkpoint of --fork or --init-from; give one of them")
+    if fork is None and init_from is None:
+        return
+    word = "--fork" if fork is not None else "--init-from"
+    if resume not in ("none", "auto"):
+        raise click.UsageError(f"{word} begins a new run, --resume {resume} goes on with one; give one of them")
+    if resume == "auto" and experiment_id is None:
+        raise click.UsageError(
+            f"{word} with --resume auto begins the run once and then goes on with it: name it by --experiment_id"
+        )
 
 
 def _start(request: RunRequest, nproc: int | None) -> None:

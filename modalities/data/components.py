@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from modalities.data.rules import packed_file_has_a_sample, packed_file_is_there
+from modalities.data.settings import ShuffleMethod
 from modalities.parallel.settings import ParallelismDegrees
 from modalities.registry import places
 from modalities.registry.fields import ComponentConfig, DefaultFrom, EnumField, ExistingFile, Instance
@@ -131,6 +132,10 @@ class _ResumableSamplerConfig(_DistributedSamplerConfig):
     epoch: int = Field(0, strict=True, ge=0, description="epoch that the order starts with")
     shuffle: bool | None = Field(False, description="whether the order is random")
     skip_num_global_samples: int = Field(0, strict=True, ge=0, description="samples seen before, over all ranks")
+    shuffle_method: EnumField[ShuffleMethod] = Field(
+        ShuffleMethod.RANDPERM,
+        description="randperm: drawn as a whole, as in existing runs; feistel: computed one by one, for a billion",
+    )
 
 
 @sign.component(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from modalities.data.fingerprint import fingerprint_of
 from modalities.data.packed_file import open_tokens, read_info
 from modalities.data.packing import Packing
 from modalities.exceptions import DataError
@@ -56,6 +57,10 @@ class PackedMemMapDatasetContinuous(Dataset[dict[str, NDArray[np.int64]]]):
     def num_tokens(self) -> int:
         """Tokens of the file."""
         return len(self._tokens)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """What tells the data apart from other data."""
+        return fingerprint_of(self.path)
 
     def __len__(self) -> int:
         return max(0, (self.num_tokens - self._block_size) // self._stride + 1)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from modalities.data.fingerprint import fingerprint_of
 from modalities.data.packing import text_extractor
 from modalities.data.raw_index import default_index_path, read_raw_index
 from modalities.data.tokenizers import TokenizerWrapper
@@ -40,6 +41,10 @@ class MemMapDataset(Dataset[dict[str, NDArray[np.int64]]]):
         self._spans = read_raw_index(index_path or default_index_path(raw_data_path))
         self._text_of = text_extractor(jq_pattern)
         self._jq_pattern = jq_pattern
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """What tells the data apart from other data."""
+        return {**fingerprint_of(self.path), "tokenizer": self.tokenizer.fingerprint}
 
     def __len__(self) -> int:
         return len(self._spans)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler
 
+from modalities.data.permutation import shuffled
+from modalities.data.settings import ShuffleMethod
 from modalities.exceptions import DataError
 from modalities.parallel.settings import ParallelismDegrees
+
+_NO_ORDER: Sequence[int] = ()
 
 
 class ResumableDistributedSampler(Sampler[int]):
     """Deals a global order of samples out to the ranks, card by card.
 
-    The order of an epoch is ``torch.randperm`` seeded with ``seed + epoch``, or 0, 1, 2, … without shuffling.
+    The order of an epoch is a permutation seeded with ``seed + epoch``, or 0, 1, 2, … without shuffling.
 
     Args:
         dataset: What is sampled.
@@ -29,6 +31,7 @@ class ResumableDistributedSampler(Sampler[int]):
         drop_last: Whether one pass leaves out the tail that cannot be dealt out evenly; else it is filled up from the
             start of the order.
         skip_num_global_samples: Samples of the order that were seen before.
+        shuffle_method: How a random order is made.
 
     Raises:
         DataError: The rank is not one of the replicas, or no sample is left.
@@ -44,25 +47,29 @@ class ResumableDistributedSampler(Sampler[int]):
         seed: int | None = 0,
         drop_last: bool = True,
         skip_num_global_samples: int = 0,
+        shuffle_method: ShuffleMethod = ShuffleMethod.RANDPERM,
     ) -> None:
         if not 0 <= rank < num_replicas:
             raise DataError(f"a sampler's rank must be 0 to {num_replicas - 1} for {num_replicas} replicas, got {rank}")
         self.rank, self.num_replicas = rank, num_replicas
         self.epoch, self.shuffle, self.seed, self.drop_last = epoch, bool(shuffle), seed or 0, drop_last
-        self.skip_num_global_samples = skip_num_global_samples
+        self.skip_num_global_samples, self.shuffle_method = skip_num_global_samples, shuffle_method
         self._num_samples = len(dataset)  # type: ignore[arg-type]
         if self._num_samples == 0:
             raise DataError("the dataset has no samples")
 
     def __iter__(self) -> Iterator[int]:
         """One pass over what is left of the epoch."""
-        order = self._order(self.epoch)[self.skip_num_global_samples :]
+        order = self._order(self.epoch)
+        first, end = self.skip_num_global_samples, self._num_samples
         if self.drop_last:
-            order = order[: len(order) - len(order) % self.num_replicas]
-        elif len(order) % self.num_replicas:
-            missing = self.num_replicas - len(order) % self.num_replicas
-            order += list(itertools.islice(itertools.cycle(order), missing))
-        return iter(order[self.rank :: self.num_replicas])
+            end -= (end - first) % self.num_replicas
+        elif first < end:
+            end += -(end - first) % self.num_replicas
+        for place in range(first + self.rank, end, self.num_replicas):
+            if place >= self._num_samples:
+                place = first + (place - first) % (self._num_samples - first)
+            yield int(order[place])
 
     def __len__(self) -> int:
         num_left = max(0, self._num_samples - self.skip_num_global_samples)
@@ -75,19 +82,18 @@ class ResumableDistributedSampler(Sampler[int]):
             num_seen_global_samples: Samples that all ranks together have seen.
         """
         position = num_seen_global_samples + self.rank
-        epoch, order = -1, []
+        epoch, order = -1, _NO_ORDER
         while True:
             if position // self._num_samples != epoch:
                 epoch = position // self._num_samples
                 order = self._order(self.epoch + epoch)
-            yield order[position % self._num_samples]
+            yield int(order[position % self._num_samples])
             position += self.num_replicas
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> Sequence[int]:
         if not self.shuffle:
-            return list(range(self._num_samples))
-        generator = torch.Generator().manual_seed(self.seed + epoch)
-        return torch.randperm(self._num_samples, generator=generator).tolist()
+            return range(self._num_samples)
+        return shuffled(self._num_samples, self.seed + epoch, self.shuffle_method)
 
 
 class SequentialSampler(Sampler[int]):
@@ -123,6 +129,7 @@ def make_multi_dim_sampler(
     seed: int | None,
     drop_last: bool,
     skip_num_global_samples: int,
+    shuffle_method: ShuffleMethod,
 ) -> ResumableDistributedSampler:
     """Builder of ``sampler: resumable_distributed_multi_dim_sampler``; rank and replicas are the mesh's.
 
@@ -138,5 +145,5 @@ def make_multi_dim_sampler(
         rank = rank * device_mesh[axis].size() + device_mesh[axis].get_local_rank()
         num_replicas *= device_mesh[axis].size()
     return ResumableDistributedSampler(
-        dataset, rank, num_replicas, epoch, shuffle, seed, drop_last, skip_num_global_samples
+        dataset, rank, num_replicas, epoch, shuffle, seed, drop_last, skip_num_global_samples, shuffle_method
     )

@@ -15,6 +15,13 @@ class DataTypeEnum(Enum):
     int64 = "int64"
 
 
+class ShuffleMethod(Enum):
+    """How a random order of samples is made."""
+
+    RANDPERM = "randperm"
+    FEISTEL = "feistel"
+
+
 class DummySampleDataType(Enum):
     """Type of a random sample's numbers."""
 

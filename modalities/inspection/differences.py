@@ -43,7 +43,7 @@ def differences(old: ComposedConfig, new: ComposedConfig) -> list[Difference]:
 
     Where a component was replaced by another variant, the variant and the fields of both are compared.
     """
-    left, right = _leaves(old), _leaves(new)
+    left, right = leaves(old), leaves(new)
     paths = [*left, *(path for path in right if path not in left)]
     found = []
     for path in paths:
@@ -76,7 +76,11 @@ def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _leaves(composed: ComposedConfig) -> dict[str, Leaf]:
+def leaves(composed: ComposedConfig) -> dict[str, Leaf]:
+    """Every value of the canonical, resolved config by its dotted path, defaults included.
+
+    A component's own path has its kind and variant as value, such as ``optimizer/adam_w``.
+    """
     found: dict[str, Leaf] = {}
     for name, node in composed.tree.value.items():
         if not is_own_entry(name):

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,17 +91,18 @@ def full_optimizer_state_dict(model: FSDP, optimizer: Optimizer) -> dict[str, An
         return dict(FSDP.optim_state_dict(model, optimizer))
 
 
-def load_full_model_state_dict_(model: nn.Module, state_dict: dict[str, Any]) -> None:
+def load_full_model_state_dict_(model: nn.Module, state_dict: dict[str, Any], *, strict: bool = True) -> None:
     """Put a full state dict that rank 0 holds into a sharded model, in place.
 
     Args:
         model: Wrapped by FSDP1 or FSDP2.
         state_dict: The full state on rank 0; empty elsewhere.
+        strict: Whether it must be complete; else what it lacks stays as it is.
 
     Raises:
         RuntimeError: Names or shapes differ.
     """
-    set_model_state_dict(model, state_dict, options=_FROM_RANK_ZERO)
+    set_model_state_dict(model, state_dict, options=replace(_FROM_RANK_ZERO, strict=strict))
 
 
 def load_full_optimizer_state_dict_(model: nn.Module, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from modalities.checkpointing.discovery import Checkpoint
 from modalities.data.dataloader import LLMDataLoader
 from modalities.exceptions import UserError
 from modalities.parallel.gradient_sync import is_sharded
@@ -186,15 +185,15 @@ def print_banner(
     recipe: TrainingRecipe,
     device: torch.device,
     progress: TrainingProgress,
-    checkpoint: Checkpoint | None,
+    origin: object,
     run_folder: Path,
 ) -> None:
     """Tell what is about to run."""
     profile = step_profile_of(recipe.settings)
     parameters = sum(num_parameters(part) for part in recipe.app_state.model_parts)
     start = "fresh" if progress.num_seen_steps == 0 else f"step {progress.num_seen_steps}"
-    if checkpoint is not None:
-        start = f"step {progress.num_seen_steps}, from {checkpoint.path}"
+    if origin is not None:
+        start = f"step {progress.num_seen_steps}, {origin}"
     rows = {
         "device": f"{device.type} x {world_size()}"
         + (f", {torch.get_num_threads()} threads each" * (device.type == "cpu")),

@@ -138,11 +138,13 @@ def test_a_run_that_was_sent_back_stays_on_its_new_history(tmp_path: Path) -> No
     # sent back to step 2, and cut off behind step 4
     tree = tiny_config(tmp_path, num_steps=4, checkpointing_interval=2, seed=1)
     short = write_config(tree, tmp_path / "short.yaml")
-    assert run(RunRequest(short, tmp_path, "x", str(back))).progress.num_seen_steps == 4
+    longer_or_shorter = ("lr_scheduler.total_steps",)
+    request = RunRequest(short, tmp_path, "x", str(back), allow_changed=longer_or_shorter)
+    assert run(request).progress.num_seen_steps == 4
     newest = locate_checkpoint(tmp_path / "x")
     assert newest.progress.num_seen_steps == 4
     longer = write_config(tiny_config(tmp_path, num_steps=6, checkpointing_interval=2), tmp_path / "longer.yaml")
-    run(RunRequest(longer, tmp_path, "x", "auto"))
+    run(RunRequest(longer, tmp_path, "x", "auto", allow_changed=longer_or_shorter))
     assert locate_checkpoint(tmp_path / "x").progress.num_seen_steps == 6
     started = json.loads((tmp_path / "x" / "run.json").read_text())
     assert len(started) == 3

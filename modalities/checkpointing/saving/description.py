@@ -26,11 +26,13 @@ class RunContext:
         config_hash: xxh3-128 of the canonical config.
         metrics: Of the evaluation at this step, by name.
         start: Which of its starts this is.
+        config: What its config means, by path.
     """
 
     config_hash: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def describe(
@@ -58,6 +60,7 @@ def describe(
         context.metrics,
         context.start,
         origin,
+        context.config,
     )
 
 
