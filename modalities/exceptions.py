@@ -6,7 +6,8 @@ ModalitiesError
 │   ├── DataError             a data file, an index or a tokenizer
 │   └── CheckpointError       a checkpoint that is absent, incomplete or of another model
 │       └── DamagedCheckpoint one that is not as it was written; an older one may serve
-└── RegistrationError         a component registered twice or wrongly; a programmer's mistake
+├── RegistrationError         a component registered twice or wrongly; a programmer's mistake
+└── RunsPart                  two runs that were to be equal are not
 
 Interrupted                   the run was asked to stop, saved a checkpoint and ended early
 """
@@ -52,6 +53,10 @@ class DamagedCheckpoint(CheckpointError):
 
 class RegistrationError(ModalitiesError):
     """A component was registered twice, or with a signature that cannot serve as a schema."""
+
+
+class RunsPart(ModalitiesError):
+    """A run is no longer that which it is checked against; the message names the first step and tensor."""
 
 
 class Interrupted(ModalitiesError):

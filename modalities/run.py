@@ -29,13 +29,22 @@ from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
 from modalities.registry.registry import Registry
-from modalities.run_folder import Origin, RunFolder, find_checkpoint, find_weights, new_experiment_id, newest_run_of
+from modalities.run_folder import (
+    Origin,
+    RunFolder,
+    checkpoints_of_run,
+    find_checkpoint,
+    find_weights,
+    new_experiment_id,
+    newest_run_of,
+)
 from modalities.training.changes import DATA
 from modalities.training.meaning import Meaning, meaning_of
 from modalities.training.recipe import Settings, TrainingRecipe
 
 if TYPE_CHECKING:
     from modalities.checkpointing.checkpoint_saving import CheckpointSaving
+    from modalities.training.parting import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +71,7 @@ class RunRequest:
         fork: Checkpoint or run that a new run branches off from, keeping counters, optimizer and data position.
         init_from: Checkpoint or run whose weights a new run starts with.
         at_step: Which of the checkpoints of ``fork`` or ``init_from``; None for the newest.
+        check_against: Another run's folder; where this run is no longer equal to it, it ends.
         allow_changed: Paths of the config that may mean something else than in the checkpoint; ``all`` for any.
         last_checkpoint_info: For a warm start whose config asks for ``${warmstart_env:checkpoint_paths}``.
         overrides: Hydra's override words, such as ``optimizer.lr=3e-4``.
@@ -79,6 +89,7 @@ class RunRequest:
     fork: str | None = None
     init_from: str | None = None
     at_step: int | None = None
+    check_against: Path | None = None
     allow_changed: tuple[str, ...] = ()
     last_checkpoint_info: Path | None = None
     overrides: tuple[str, ...] = ()
@@ -186,11 +197,14 @@ def run(request: RunRequest, registry: Registry | None = None) -> RunSummary:
         Interrupted: It was asked to stop; a checkpoint is saved.
     """
     from modalities.parallel.process_group import on_rank_zero, process_group
+    from modalities.training.determinism import deterministic
 
     with process_group():
         experiment_id = on_rank_zero(lambda: _choose_experiment_id(request))
         composed = compose_config(request.config_request(experiment_id), TrainingRecipe, registry)
-        return _run(request, plan_of(composed), composed, RunFolder(request.experiments_root / experiment_id))
+        plan = plan_of(composed)
+        with deterministic(bool(plan.roots.get("settings", {}).get("deterministic", False))):
+            return _run(request, plan, composed, RunFolder(request.experiments_root / experiment_id))
 
 
 def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunFolder) -> RunSummary:
@@ -198,6 +212,7 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     from modalities.parallel.process_group import all_gathered, global_rank, machine_device, on_rank_zero, world_size
     from modalities.tracking.metrics_file import MetricsFile
     from modalities.training.assembly import check_consistency, make_trainer, print_banner, start_progress
+    from modalities.training.parting import DigestFile
     from modalities.training.resuming import GoingOn, init_from_, loading_whole, resume_newest_, warmstart_state
     from modalities.training.stopping import StopRequest
     from modalities.training.trainer import num_owed_evaluations
@@ -217,8 +232,11 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     resume_state: ResumeState | None = warmstart_state(settings)
     checkpoint: Checkpoint | None = None
     origin: Origin | None = None
+    watch: Watch | None = None
     try:
         saving.rehearse(recipe.app_state)
+        if settings.deterministic or request.check_against is not None:
+            watch = _watch(request, recipe, folder)
         candidates = on_rank_zero(lambda: _resume_candidates(request, saving, folder))
         checkpoint_loading = recipe.checkpoint_loading
         if request.resume == "auto":
@@ -254,9 +272,10 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
         owed = num_owed_evaluations(recipe.app_state)
         tags = [loader.dataloader_tag for loader in recipe.eval_dataloaders]
         metrics.rewind(progress.num_seen_steps, tags[len(tags) - owed :])
+        DigestFile(folder.digest_file).rewind(progress.num_seen_steps)
 
     on_rank_zero(record)
-    trainer = make_trainer(recipe, machine_device(), [metrics])
+    trainer = make_trainer(recipe, machine_device(), [metrics], watch)
     trainer.last_checkpoint = checkpoint.path if checkpoint is not None else None
     if global_rank() == 0:
         print_banner(recipe, machine_device(), progress, origin, folder.path)
@@ -286,10 +305,35 @@ def _run(request: RunRequest, plan: Plan, composed: ComposedConfig, folder: RunF
     is_preemption = any(all_gathered(stop_request.is_preemption))
     if global_rank() == 0:
         _print_summary(request, summary, trainer.losses_at(progress.num_seen_steps), is_preemption)
+        if watch is not None and request.check_against is not None:
+            _print_comparison(request.check_against, watch.num_compared)
     if not is_finished:
         what = f"{'preempted' if is_preemption else 'stopped'} by {stop_request.reason or 'another rank'}"
         raise Interrupted(f"{what} after step {progress.num_seen_steps}", is_preemption=is_preemption)
     return summary
+
+
+def _watch(request: RunRequest, recipe: TrainingRecipe, folder: RunFolder) -> Watch:
+    """What looks at every logged step, for digests or to compare with another run."""
+    from modalities.parallel.process_group import global_rank, on_rank_zero
+    from modalities.training.parting import DigestFile, OtherRun, Watch
+
+    others: list[OtherRun] = []
+
+    def find() -> None:
+        if request.check_against is None:
+            return
+        other = RunFolder(as_location(request.check_against))
+        if other.path.absolute() == folder.path.absolute():
+            raise UserError(f"--check-against {other.path} is this run's own folder; give another run's")
+        tag = recipe.train_dataloader.dataloader_tag
+        found = checkpoints_of_run(other.path)
+        others.append(OtherRun(str(other.path), other.metrics_file, other.digest_file, tag, found))
+
+    on_rank_zero(find)
+    digest_file = DigestFile(folder.digest_file) if recipe.settings.deterministic else None
+    other = others[0] if global_rank() == 0 and others else None
+    return Watch(recipe.app_state, digest_file, other, request.check_against is not None)
 
 
 def _choose_experiment_id(request: RunRequest) -> str:
@@ -386,6 +430,15 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
         console.print(f"  generate with    {command}")
     elif summary.last_checkpoint is not None:
         console.print(f"  resume with      {resume_command(request, summary.run_folder)}")
+
+
+def _print_comparison(other: Path, num_compared: int) -> None:
+    from modalities.tracking.console import console
+
+    if num_compared:
+        console.print(f"  checked          equal to {other} at all {num_compared} steps that both have logged")
+    else:
+        logger.warning("--check-against %s: it has logged and saved none of these steps; nothing was compared", other)
 
 
 def what_a_killed_run_left(request: RunRequest) -> str | None:

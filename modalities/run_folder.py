@@ -71,6 +71,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def digest_file(self) -> Path:
+        return self.path / "digests.jsonl"
+
+    @property
     def resolved_config(self) -> Path:
         return self.path / "config.resolved.yaml"
 
@@ -144,7 +148,7 @@ def find_checkpoint(path: Path, num_seen_steps: int | None = None) -> Checkpoint
     Raises:
         CheckpointError: There is none.
     """
-    found = _checkpoints_of_run(path)
+    found = checkpoints_of_run(path)
     if num_seen_steps is None:
         if found:
             return history_of(starts_of(found), RunFolder(path).starts()).current[0]
@@ -169,13 +173,14 @@ def find_weights(path: Path, num_seen_steps: int | None = None) -> Path:
     Raises:
         CheckpointError: There is nothing of the kind.
     """
-    is_of_run = bool(_checkpoints_of_run(path)) or (path / "checkpoints").is_dir()
+    is_of_run = bool(checkpoints_of_run(path)) or (path / "checkpoints").is_dir()
     if num_seen_steps is not None or is_of_run or not path.exists() or path.name == LAST_CHECKPOINT_INFO:
         return find_checkpoint(path, num_seen_steps).path
     return path
 
 
-def _checkpoints_of_run(folder: Path) -> list[Checkpoint]:
+def checkpoints_of_run(folder: Path) -> list[Checkpoint]:
+    """Those of a run's folder, wherever the run keeps them, fewest steps first; none if it is no run's folder."""
     history = _history(folder)
     if not history:
         return []

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from modalities.exceptions import ConfigError, Interrupted, UserError
+from modalities.exceptions import ConfigError, Interrupted, RunsPart, UserError
 
 _COMMANDS = {
     "run": ("modalities.cli.run:run", "Train from a YAML config."),
@@ -93,10 +93,12 @@ def _run(words: list[str], debug: bool) -> int:
         return EXIT_USER_ERROR
     except UserError as error:
         _report(_text_of(error), debug)
-        if os.environ.get("RANK", "0") != "0":
-            # the launcher ends rank 0 when this rank leaves: let it speak first
-            time.sleep(1)
+        _let_rank_zero_speak()
         return EXIT_USER_ERROR
+    except RunsPart as parted:
+        _report(str(parted), debug)
+        _let_rank_zero_speak()
+        return 1
     except Interrupted as stopped:
         return _interrupted(str(stopped), 0 if stopped.is_preemption else 1)
     except KeyboardInterrupt:
@@ -135,6 +137,12 @@ def _report(message: str, debug: bool) -> None:
         click.echo(message if message.startswith(("error", "warning", "\x1b")) else f"error: {message}", err=True)
 
 
+def _let_rank_zero_speak() -> None:
+    """The launcher ends rank 0 when another rank leaves."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(1)
+
+
 def _interrupted(message: str, exit_code: int = 1) -> int:
     if os.environ.get("RANK", "0") == "0":
         click.echo(message, err=True)
@@ -162,7 +170,12 @@ def _configure_logging(debug: bool) -> None:
     logging.getLogger("modalities").setLevel(level)
     # what torch announces of its own interface is for us to heed, not for the user
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
-    warnings.filterwarnings("ignore", message=".*_get_pg_default_device.* will be deprecated")
+    for message in (
+        ".*_get_pg_default_device.* will be deprecated",
+        "Multiple backends are registered with this ProcessGroup",
+        "Please use DTensor instead",
+    ):
+        warnings.filterwarnings("ignore", message=message)
 
 
 if __name__ == "__main__":

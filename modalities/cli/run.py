@@ -49,6 +49,14 @@ from modalities.run import RunRequest
     type=click.IntRange(min=0),
     help="Of --fork and --init-from with a run: which of its checkpoints; by default the newest.",
 )
+@click.option(
+    "--check-against",
+    "--check_against",
+    "check_against",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Compare every logged step with that run's folder, bit for bit; end at the first step and tensor that differ.",
+)
 @allow_changed_option
 @nproc_option
 @max_time_option
@@ -78,6 +86,7 @@ def run(
     fork: str | None,
     init_from: str | None,
     at_step: int | None,
+    check_against: Path | None,
     allow_changed: tuple[str, ...],
     nproc: int | None,
     max_time_s: float | None,
@@ -99,6 +108,7 @@ def run(
         fork,
         init_from,
         at_step,
+        check_against,
         allow_changed,
         overrides=overrides,
         config_folders=config_folders,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from modalities.tracking import json_lines
 from modalities.tracking.subscribers import EvaluationResultBatch, ResultsSubscriberIF
 
 
@@ -23,8 +23,7 @@ class MetricsFile(ResultsSubscriberIF):
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def consume_result(self, result: EvaluationResultBatch) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+        json_lines.append(self.path, asdict(result))
 
     def rewind(self, num_steps: int, owed: Sequence[str] = ()) -> None:
         """Go back to a step: later lines, written before the run broke off, move to a file beside.
@@ -35,20 +34,7 @@ class MetricsFile(ResultsSubscriberIF):
             num_steps: Optimizer steps done at the checkpoint.
             owed: Tags of the data that it evaluates on again at that very step.
         """
-        if not self.path.exists():
-            return
-        kept, superseded = [], []
-        for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
-            # a kill may leave half a line at the end
-            whole = line.endswith("\n") and line.startswith("{")
-            (kept if whole and _stays(json.loads(line), num_steps, owed) else superseded).append(line)
-        if not superseded:
-            return
-        with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(line if line.endswith("\n") else line + "\n" for line in superseded)
-        rewritten = self.path.with_name(f".tmp-{self.path.name}")
-        rewritten.write_text("".join(kept), encoding="utf-8")
-        rewritten.replace(self.path)
+        json_lines.rewind(self.path, lambda result: _stays(result, num_steps, owed))
 
 
 def _stays(result: Mapping[str, Any], num_steps: int, owed: Sequence[str]) -> bool:

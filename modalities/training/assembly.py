@@ -18,6 +18,7 @@ from modalities.tracking.console import console
 from modalities.tracking.subscribers import DummyProgressSubscriber, ResultsSubscriberIF
 from modalities.training import rules
 from modalities.training.gradient_clipping import measuring_only
+from modalities.training.parting import Watch
 from modalities.training.recipe import Settings, TrainingRecipe
 from modalities.training.settings import Autocast
 from modalities.training.trainer import Intervals, StepProfile, Trainer
@@ -145,7 +146,10 @@ def autocast_dtype(autocast: Autocast, device: torch.device) -> torch.dtype | No
 
 
 def make_trainer(
-    recipe: TrainingRecipe, device: torch.device, results_subscribers: list[ResultsSubscriberIF]
+    recipe: TrainingRecipe,
+    device: torch.device,
+    results_subscribers: list[ResultsSubscriberIF],
+    watch: Watch | None = None,
 ) -> Trainer:
     """Wire the built components.
 
@@ -153,6 +157,7 @@ def make_trainer(
         recipe: Built components.
         device: This rank's device; unsharded models are moved to it.
         results_subscribers: Besides the recipe's own.
+        watch: Looks at every logged step.
     """
     settings: Settings = recipe.settings
     for part in recipe.app_state.model_parts:
@@ -178,6 +183,7 @@ def make_trainer(
         progress_subscriber=recipe.progress_subscriber or DummyProgressSubscriber(),
         results_subscribers=[*results_subscribers, *own],
         mfu_calculator=recipe.mfu_calculator,
+        watch=watch,
     )
 
 

@@ -145,6 +145,9 @@ class Settings(_Section):
     )
     debugging: Instance[DebuggingSettings] | None = Field(None, description="hooks and determinism")
     seed: Count = Field(42, lt=2**62, description="of dropout, and of weights where the model names no seed")
+    deterministic: bool = Field(
+        False, description="take deterministic algorithms only, and keep digests of the weights at every logged step"
+    )
     autocast: EnumField[Autocast] = Field(
         Autocast.NONE, description="precision of unwrapped models; auto takes bf16 where the processor is fast in it"
     )

@@ -20,7 +20,7 @@ from modalities.checkpointing.checkpoint_saving import CheckpointSaving
 from modalities.checkpointing.resume_state import OWED_EVALUATIONS
 from modalities.data.batch import DatasetBatch
 from modalities.data.dataloader import LLMDataLoader
-from modalities.exceptions import CheckpointError
+from modalities.exceptions import CheckpointError, RunsPart
 from modalities.parallel.gradient_sync import gradient_sync
 from modalities.parallel.process_group import global_rank, world_size
 from modalities.progress import TrainingProgress
@@ -29,6 +29,7 @@ from modalities.training.evaluator import AutocastFactory, Evaluator
 from modalities.training.gradient_clipping import GradientClipperIF
 from modalities.training.losses import Loss
 from modalities.training.mfu import MFUCalculatorIF
+from modalities.training.parting import Watch
 from modalities.training.rules import metric_name
 from modalities.training.stopping import StopRequest
 
@@ -128,6 +129,7 @@ class Trainer:
         progress_subscriber: Shows progress.
         results_subscribers: Take the figures, on rank 0.
         mfu_calculator: Optional.
+        watch: Looks at every logged step, if anything does.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Trainer:
         progress_subscriber: ProgressSubscriberIF,
         results_subscribers: list[ResultsSubscriberIF],
         mfu_calculator: MFUCalculatorIF | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.app_state = app_state
         self.loss_fn = loss_fn
@@ -159,6 +162,7 @@ class Trainer:
         self.progress_subscriber = progress_subscriber
         self.results_subscribers = results_subscribers
         self.mfu_calculator = mfu_calculator
+        self.watch = watch
         self.evaluator = Evaluator(loss_fn, device, self.autocast, progress_subscriber)
         self.last_checkpoint: Path | None = None
         self.num_owed_evaluations = 0
@@ -177,6 +181,10 @@ class Trainer:
 
         Returns:
             How far it got.
+
+        Raises:
+            RunsPart: It is no longer the run that it is checked against.
+            CheckpointError: A checkpoint could not be written.
         """
         batches = self.train_dataloader.stream(progress.num_seen_samples)
         figures = IntervalFigures(self.device)
@@ -197,7 +205,10 @@ class Trainer:
             progress = progress.after_step(self.step_profile.num_samples, self.step_profile.num_tokens)
             self.progress_subscriber.consume_train_step(progress)
             if self._is_due(progress, self.intervals.training_log_interval_in_steps):
-                self._log(progress, figures)
+                result = self._log(progress, figures)
+                parting = self.watch.look(result) if self.watch is not None else None
+                if parting is not None:
+                    self._part(progress, figures, parting)
             if stop_request.is_failure_agreed():
                 # a checkpoint that was being written beside training: each rank knows the cause, or leaves with the others
                 self.checkpoint_saving.settle()
@@ -264,7 +275,18 @@ class Trainer:
             dist.all_reduce(count)
         return max(1, int(count))
 
-    def _log(self, progress: TrainingProgress, figures: IntervalFigures) -> None:
+    def _part(self, progress: TrainingProgress, figures: IntervalFigures, parting: str) -> None:
+        """End a run that is no longer the one it is checked against, with its state saved to be looked into.
+
+        Raises:
+            RunsPart: Always.
+        """
+        self.app_state.rank_state = {**figures.state(), OWED_EVALUATIONS: 0}
+        self._save(progress, True)
+        self.checkpoint_saving.settle()
+        raise RunsPart(f"{parting}\n  saved here: {self.last_checkpoint}; `modalities checkpoint diff` compares them")
+
+    def _log(self, progress: TrainingProgress, figures: IntervalFigures) -> EvaluationResultBatch:
         losses = torch.stack([figures.loss_sum, figures.last_loss.double()])
         if world_size() > 1:
             dist.all_reduce(losses)
@@ -292,6 +314,7 @@ class Trainer:
         self.progress_subscriber.consume_train_result(result)
         self._publish(result)
         figures.reset()
+        return result
 
     def _evaluate(self, progress: TrainingProgress, stop_request: StopRequest, num_owed: int) -> int:
         """Evaluate on the last so many of the held-out data; gives how many are left if the run is to stop before."""
