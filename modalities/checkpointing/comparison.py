@@ -92,7 +92,7 @@ def _compare_key(key: str, a: TensorSource, b: TensorSource) -> Difference:
     form_a, form_b = a.forms[key], b.forms[key]
     if form_a is None and form_b is None:
         one, other = a.read(key), b.read(key)
-        if _is_same_value(one, other):
+        if is_same_value(one, other):
             return Difference(key, "equal")
         return Difference(key, "values", note=f"{one!r} / {other!r}"[:200])
     if form_a is None or form_b is None:
@@ -131,13 +131,14 @@ def _blocks(tensor: Tensor) -> Iterator[Tensor]:
         yield flat[start : start + _BLOCK_ELEMENTS].to(torch.float64)
 
 
-def _is_same_value(one: Any, other: Any) -> bool:
+def is_same_value(one: Any, other: Any) -> bool:
+    """Whether two plain values, or values with tensors in them, are the same; tensors bit for bit, undefined as equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bits(one), _bits(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_same_value(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_same_value(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_same_value, one, other))
+        return len(one) == len(other) and all(map(is_same_value, one, other))
     both_undefined = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
     return both_undefined or bool(type(one) is type(other) and one == other)
 

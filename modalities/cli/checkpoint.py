@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from modalities.cli.converting import convert_command
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def checkpoint() -> None:
-    """List, inspect, verify, compare and mend checkpoints.
+    """List, inspect, verify, compare, convert and mend checkpoints.
 
     Exit code 0: good; 1: something is damaged or different; 2: a mistake in the call.
     """
+
+
+checkpoint.add_command(convert_command)
 
 
 @checkpoint.command("list")

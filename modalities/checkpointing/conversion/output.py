@@ -35,7 +35,7 @@ def new_outputs(finals: Sequence[Path]) -> Iterator[list[Path]]:
     folder = finals[-1].parent
     if is_remote(folder):
         raise CheckpointError(f"{folder} is a URL: a conversion writes to file systems only; copy its output there")
-    _refuse_existing(finals)
+    refuse_existing(finals)
     temporary = [temporary_path(final) for final in finals]
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
@@ -45,7 +45,7 @@ def new_outputs(finals: Sequence[Path]) -> Iterator[list[Path]]:
         yield temporary
         for path in filter(Path.is_dir, temporary):
             durability.layer.sync_folder(path)
-        _refuse_existing(finals)
+        refuse_existing(finals)
         commit_names(list(zip(temporary, finals, strict=True)))
     except BaseException as error:
         # what cannot even be removed is told by the first failure
@@ -59,7 +59,12 @@ def new_outputs(finals: Sequence[Path]) -> Iterator[list[Path]]:
         raise
 
 
-def _refuse_existing(finals: Sequence[Path]) -> None:
+def refuse_existing(finals: Sequence[Path]) -> None:
+    """Check that nothing has these names.
+
+    Raises:
+        CheckpointError: Something has.
+    """
     for final in finals:
         if final.exists() or final.is_symlink():
             raise CheckpointError(

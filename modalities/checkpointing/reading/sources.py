@@ -228,8 +228,8 @@ def _flat_optimizer(state: dict[str, Any], file: Path) -> dict[str, Any]:
         }
         for group in state["param_groups"]:
             for name in group["params"]:
-                for key in group.keys() - {"params"}:
-                    flat[f"{GROUPS_PREFIX}{name}.{key}"] = group[key]
+                options = {key: value for key, value in group.items() if key != "params"}
+                flat |= {f"{GROUPS_PREFIX}{name}.{key}": value for key, value in options.items()}
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{file} holds no optimizer state; is it the model's file?") from None
     return flat
