@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from modalities.checkpointing.paths import parse_checkpoint_name
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
-from modalities.parallel.parameter_names import without_wrappers
+from modalities.parallel.parameter_names import clean_names, without_wrappers
 
 METADATA_FILE = ".metadata"
 
@@ -127,4 +127,24 @@ def read_state_file(file_path: Path) -> dict[str, Any]:
         raise kind(f"the checkpoint file {file_path} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file_path} holds a {type(state).__name__}, not a state dict")
-    return {without_wrappers(key) if isinstance(key, str) else key: value for key, value in state.items()}
+    return _cleaned(state)
+
+
+def _cleaned(state: dict[Any, Any]) -> dict[Any, Any]:
+    """A state without the names of wrappers, be it a model's or an optimizer's by parameter name."""
+    if isinstance(state.get("state"), dict) and isinstance(state.get("param_groups"), list):
+        states, groups = state["state"], state["param_groups"]
+        in_groups = [name for group in groups if isinstance(group, dict) for name in group.get("params", ())]
+        clean = clean_names(name for name in (*states, *in_groups) if isinstance(name, str))
+        return {
+            **state,
+            "state": {clean.get(name, name): value for name, value in states.items()},
+            "param_groups": [
+                {**group, "params": [clean.get(name, name) for name in group["params"]]}
+                if isinstance(group, dict) and isinstance(group.get("params"), list)
+                else group
+                for group in groups
+            ],
+        }
+    clean = clean_names(key for key in state if isinstance(key, str))
+    return {clean.get(key, key): value for key, value in state.items()}

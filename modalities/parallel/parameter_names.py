@@ -26,6 +26,14 @@ def without_wrappers(key: str) -> str:
     return key
 
 
+def clean_names(names: Iterable[str]) -> dict[str, str]:
+    """The clean name of each of a whole model's names; DDP's ``module.`` goes where all of them begin with it."""
+    clean = {name: without_wrappers(name) for name in names}
+    if clean and all(name.startswith("module.") for name in clean.values()):
+        return {name: clean_name(name) for name in clean}
+    return clean
+
+
 def class_name(module: nn.Module) -> str:
     """A module's class name; the prefix that ``fully_shard`` gives a class is left out."""
     name = type(module).__name__

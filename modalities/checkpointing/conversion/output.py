@@ -27,7 +27,7 @@ def new_outputs(finals: Sequence[Path]) -> Iterator[list[Path]]:
 
     Args:
         finals: Of files whose content is durable, or folders of such, at the end of the block; all in one folder, which
-            is made if need be. The last one decides whether all are there.
+            is made if need be. The last one must be written, and decides whether all are there; others may be left out.
 
     Raises:
         CheckpointError: One is there already, or cannot be written.
@@ -46,7 +46,8 @@ def new_outputs(finals: Sequence[Path]) -> Iterator[list[Path]]:
         for path in filter(Path.is_dir, temporary):
             durability.layer.sync_folder(path)
         refuse_existing(finals)
-        commit_names(list(zip(temporary, finals, strict=True)))
+        written = [pair for pair in zip(temporary, finals, strict=True) if pair[0].exists()]
+        commit_names(written)
     except BaseException as error:
         # what cannot even be removed is told by the first failure
         with suppress(OSError):
