@@ -7,6 +7,7 @@ All go by the keys of a DCP folder: ``app.model.<name>``, ``app.optimizer.state.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,7 +129,7 @@ class FolderSource:
         stored = self.metadata.state_dict_metadata[key]
         is_tensor = isinstance(stored, TensorStorageMetadata)
         wanted: dict[str, Any] = {
-            key: torch.empty(stored.size, dtype=stored.properties.dtype) if is_tensor else None  # type: ignore[union-attr]
+            key: _room(stored.size, stored.properties.dtype) if is_tensor else None  # type: ignore[union-attr]
         }
         # without the other keys, which need not be looked through with every tensor
         alone = replace(self.metadata, state_dict_metadata={key: stored})
@@ -195,6 +196,14 @@ class SafetensorsSource:
 
     def read(self, key: str) -> Any:
         return self.files.read(self.tied.get(key, key).removeprefix(MODEL_PREFIX))
+
+
+def _room(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Memory for a tensor that goes back to the system as soon as it is let go, of which malloc holds back a part."""
+    num_bytes = shape.numel() * dtype.itemsize
+    if num_bytes < mmap.PAGESIZE:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _sharing(values: Mapping[str, Any]) -> dict[str, str]:
