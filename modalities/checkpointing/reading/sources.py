@@ -203,7 +203,8 @@ def _room(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     num_bytes = shape.numel() * dtype.itemsize
     if num_bytes < mmap.PAGESIZE:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8).view(dtype).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _sharing(values: Mapping[str, Any]) -> dict[str, str]:
