@@ -30,11 +30,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy as TorchShardingStrategy
+from torch.distributed.fsdp._common_utils import clean_tensor_name
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.optim import Optimizer
 
 from modalities.exceptions import UserError
-from modalities.parallel.parameter_names import blocks_by_class_name
+from modalities.parallel.parameter_names import blocks_by_class_name, clean_name
 from modalities.parallel.precision import fsdp1_mixed_precision
 from modalities.parallel.process_group import machine_device, world_size
 from modalities.parallel.settings import MixedPrecisionSettings, ShardingStrategy
@@ -115,7 +116,30 @@ def load_full_optimizer_state_dict_(model: nn.Module, optimizer: Optimizer, stat
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
-        set_optimizer_state_dict(model, optimizer, state_dict, options=_FROM_RANK_ZERO)
+        if isinstance(model, FSDP) and any("_orig_mod." in name for name, _ in model.named_parameters()):
+            _load_into_compiled_(model, optimizer, state_dict)
+        else:
+            set_optimizer_state_dict(model, optimizer, state_dict, options=_FROM_RANK_ZERO)
+
+
+def _load_into_compiled_(model: FSDP, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """The same for compiled layers inside FSDP1, where torch looks for the state's groups on ranks that have no state."""
+    wanted: dict[str, Any] = {}
+    if state_dict:
+        # FSDP1 itself goes by names that are free of its own wrappers and those of checkpointing, but not of compile's
+        named = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {clean_name(name): clean_tensor_name(name) for name in named.values()}
+        settings = {name: group for group in state_dict["param_groups"] for name in group["params"]}
+        groups = [
+            [clean_name(named[id(parameter)]) for parameter in group["params"]] for group in optimizer.param_groups
+        ]
+        wanted["state"] = {names[name]: state for name, state in state_dict["state"].items()}
+        wanted["param_groups"] = [
+            {**settings[group[0]], "params": [names[name] for name in group]} for group in groups if group
+        ]
+    with _full_state(model):
+        loaded = FSDP.optim_state_dict_to_load(model, optimizer, wanted)
+    optimizer.load_state_dict(loaded)
 
 
 _FROM_RANK_ZERO = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
