@@ -59,7 +59,7 @@ def _at(run_folder: Path, step: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [None, "list", "inspect", "verify", "diff", "prune", "repair", "adopt"])
+@pytest.mark.parametrize("name", [None, "list", "inspect", "verify", "diff", "prune", "repair", "adopt", "convert"])
 def test_every_command_helps(command: Command, name: str | None) -> None:
     code, output, _ = command(*([name] if name else []), "--help")
     assert code == 0
