@@ -87,7 +87,8 @@ class PreTrainedHFTokenizer(TokenizerWrapper):
         except Exception as error:
             raise DataError(f"{file} is no tokenizer: {error}") from error
         self._settings = _read_json(folder / "tokenizer_config.json")
-        added = [token for tokens in (special_tokens or {}).values() for token in _as_list(tokens)]
+        self._special_tokens = dict(special_tokens or {})
+        added = [token for tokens in self._special_tokens.values() for token in _as_list(tokens)]
         if added:
             self._tokenizer.add_special_tokens(added)
         if truncation:
@@ -113,9 +114,26 @@ class PreTrainedHFTokenizer(TokenizerWrapper):
         return hashlib.blake2b(self._tokenizer.to_str().encode(), digest_size=16).hexdigest()
 
     @property
+    def definition(self) -> str:
+        """Its ``tokenizer.json``, with the tokens that were added."""
+        return str(self._tokenizer.to_str())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its ``tokenizer_config.json``, with the roles of the tokens that were added."""
+        return {**self._settings, **self._special_tokens}
+
+    @property
     def end_of_document_id(self) -> int | None:
-        token = _token_text(self._settings.get("eos_token"))
-        found = self._tokenizer.token_to_id(token) if token is not None else None
+        return self._id_of(self._settings.get("eos_token"))
+
+    def special_token_id(self, role: str) -> int | None:
+        """The id of the token in a role such as ``eos_token``, if there is one."""
+        return self._id_of(self.settings.get(role))
+
+    def _id_of(self, token: Any) -> int | None:
+        text = _token_text(token)
+        found = self._tokenizer.token_to_id(text) if text is not None else None
         return None if found is None else int(found)
 
     def tokenize(self, text: str) -> list[int]:

@@ -38,11 +38,11 @@ class RotaryTransform(nn.Module):
         super().__init__()
         self.head_width = n_embd // n_head
         self.base_freq = base_freq
-        self.register_buffer("inv_freq", self._frequencies(None), persistent=True)
+        self.register_buffer("inv_freq", self.frequencies(None), persistent=True)
 
     def reset_parameters(self) -> None:
         """Compute the buffer anew, after ``to_empty``."""
-        self.inv_freq.copy_(self._frequencies(self.inv_freq.device))
+        self.inv_freq.copy_(self.frequencies(self.inv_freq.device))
 
     def forward(
         self, queries_BHTD: Tensor, keys_BHTD: Tensor, values_BHTD: Tensor, start: int
@@ -50,13 +50,14 @@ class RotaryTransform(nn.Module):
         """Turn queries and keys; their first position is ``start``."""
         device, length = queries_BHTD.device, queries_BHTD.size(-2)
         # mixed precision may have rounded the buffer, and rounded frequencies misplace far positions
-        inv_freq_R = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._frequencies(device)
+        inv_freq_R = self.inv_freq if self.inv_freq.dtype == torch.float32 else self.frequencies(device)
         positions_T = torch.arange(start, start + length, device=device, dtype=torch.float32)
         angles_TR = positions_T[:, None] * inv_freq_R[None, :]
         cosines_TR, sines_TR = angles_TR.cos().type_as(queries_BHTD), angles_TR.sin().type_as(queries_BHTD)
         return rotate(queries_BHTD, cosines_TR, sines_TR), rotate(keys_BHTD, cosines_TR, sines_TR), values_BHTD
 
-    def _frequencies(self, device: torch.device | None) -> Tensor:
+    def frequencies(self, device: torch.device | None) -> Tensor:
+        """The angle of each plane per position, (R,) in fp32."""
         exponents_R = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width
         return 1.0 / (self.base_freq**exponents_R)
 
