@@ -77,7 +77,7 @@ def generate(
     from modalities.inference.text_generation import generate_tokens
 
     checkpoint = find_checkpoint(checkpoint_path)
-    config = config or _config_of(checkpoint_path, checkpoint.path)
+    config = config or config_beside(checkpoint_path, checkpoint.path)
     environment = Environment(config, config.absolute().parent.parent, checkpoint.experiment_id)
     request = ConfigRequest(environment, overrides, imports=imports)
     plan = plan_of(compose_config(request, GenerationRecipe, registry))
@@ -116,8 +116,16 @@ def _as_text(decode: object, ids: Iterator[int]) -> Iterator[str]:
             told = text
 
 
-def _config_of(given: Path, checkpoint: Path) -> Path:
-    """The resolved config that the run folder keeps."""
+def config_beside(given: Path, checkpoint: Path) -> Path:
+    """The resolved config that the run folder keeps.
+
+    Args:
+        given: What the user named.
+        checkpoint: What it stands for.
+
+    Raises:
+        UserError: There is none.
+    """
     for folder in (given, checkpoint.parent.parent, checkpoint.parent):
         config = RunFolder(folder).resolved_config
         if config.is_file():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modalities.cli.converting import convert_command
+from modalities.cli.hugging_face import export_hf, import_hf
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def checkpoint() -> None:
 
 
 checkpoint.add_command(convert_command)
+checkpoint.add_command(export_hf)
+checkpoint.add_command(import_hf)
 
 
 @checkpoint.command("list")
