@@ -98,18 +98,17 @@ def settings_of(config: Mapping[str, Any], zeros: Sequence[str] = ()) -> tuple[A
         CheckpointError: No model of ours computes the same; the entry that stands in the way is named.
     """
     architecture = _architecture_of(config)
-    found = list(_obstacles(config, architecture))
-    if found:
-        raise CheckpointError("\n".join([f"no model of ours computes what this {architecture.name} does:", *found]))
     try:
-        fields = _fields_of(config, architecture, zeros)
-        return architecture, GPT2LLMConfig.model_validate(fields)
+        found = list(_obstacles(config, architecture))
+        if not found:
+            return architecture, GPT2LLMConfig.model_validate(_fields_of(config, architecture, zeros))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"config.json makes no sense: {where}: {first['msg']}") from error
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"config.json makes no sense: {error}") from error
+    raise CheckpointError("\n".join([f"no model of ours computes what this {architecture.name} does:", *found]))
 
 
 def _architecture_of(config: Mapping[str, Any]) -> Architecture:

@@ -25,8 +25,10 @@ from modalities.checkpointing.conversion.output import new_output
 from modalities.checkpointing.conversion.safetensors_writing import DEFAULT_MAX_SHARD_BYTES, write_safetensors
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.checkpointing.reading.sources import open_source
+from modalities.checkpointing.verification import check_content, check_structure
 from modalities.data.tokenizers import PreTrainedHFTokenizer
 from modalities.durability import write_file
+from modalities.exceptions import DamagedCheckpoint
 from modalities.models.components import GPT2LLMConfig
 
 CONFIG_FILE = "config.json"
@@ -74,12 +76,14 @@ def export_hugging_face(
         on_bytes: Told how many bytes more are written.
 
     Raises:
+        DamagedCheckpoint: The checkpoint is not as it was written.
         CheckpointError: No architecture expresses the model, the checkpoint is not of it, the folder is there already,
             or transformers computes something else.
     """
     architecture = choose_architecture(settings)
     if verify:
         require_transformers("export-hf")
+    _require_whole(checkpoint)
     source = open_source(checkpoint.path)
     tensors = exported_tensors(source, settings, architecture, dtype, on_bytes)
     tokens = (
@@ -111,6 +115,14 @@ def export_hugging_face(
     num_bytes = sum(tensor.form.num_bytes for tensor in tensors.values())
     num_files = sum(name.endswith(".safetensors") for name in records)
     return Export(architecture.name, num_bytes, num_files, difference)
+
+
+def _require_whole(checkpoint: Checkpoint) -> None:
+    manifest, findings = check_structure(checkpoint)
+    if manifest is not None and not findings:
+        findings = check_content(checkpoint.folder, manifest.files)
+    if findings:
+        raise DamagedCheckpoint(f"the checkpoint {checkpoint.path} is damaged: {'; '.join(map(str, findings))}")
 
 
 def _as_json(content: object) -> bytes:

@@ -34,18 +34,18 @@ def choose_architecture(settings: GPT2LLMConfig) -> Architecture:
     """The first architecture that expresses the model exactly.
 
     Raises:
-        CheckpointError: None does; what stands in the way of the nearest one is told.
+        CheckpointError: None does; what stands in the way of the nearest ones is told.
     """
     candidates = [(architecture, list(obstacles(settings, architecture))) for architecture in ARCHITECTURES]
-    nearest, found = min(candidates, key=lambda candidate: len(candidate[1]))
-    if not found:
-        return nearest
-    lines = [
-        "no architecture of transformers expresses this model without code of its own; "
-        f"in the way of the nearest, {nearest.name}, stands:",
-        *(f"  model_raw.{x.field} is {x.found}; it needs {x.needed}" for x in found),
-        "  docs/checkpointing.md tells which fields which architecture has",
-    ]
+    fewest = min(len(found) for _, found in candidates)
+    nearest = [(architecture, found) for architecture, found in candidates if len(found) == fewest]
+    if not fewest:
+        return nearest[0][0]
+    lines = ["no architecture of transformers expresses this model without code of its own; in the way stands, of"]
+    for architecture, found in nearest:
+        lines.append(f"  {architecture.name}:")
+        lines += [f"    model_raw.{x.field} is {x.found}; it needs {x.needed}" for x in found]
+    lines.append("docs/checkpointing.md tells which fields which architecture has")
     raise CheckpointError("\n".join(lines))
 
 
