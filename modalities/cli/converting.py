@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from modalities.cli.options import Size
 from modalities.cli.output import as_size, byte_progress, show_json, show_table
 
 if TYPE_CHECKING:
     from modalities.checkpointing.conversion.converting import Conversion
     from modalities.checkpointing.manifest import FileRecord
-
-_UNITS = {"": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-class _Size(click.ParamType):
-    """``5GB``, ``500 MB``, or a number of bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|kB|KB|MB|GB|TB)", value.strip())
-        num_bytes = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
-        if num_bytes < 1:
-            self.fail(f"{value!r} is no size; write 5GB, 500MB, or a number of bytes", param, ctx)
-        return num_bytes
 
 
 @click.command("convert")
@@ -51,7 +34,7 @@ class _Size(click.ParamType):
     "--max-shard-size",
     "--max_shard_size",
     "max_shard_bytes",
-    type=_Size(),
+    type=Size(),
     default="5GB",
     show_default=True,
     help="Of a safetensors file in a folder.",

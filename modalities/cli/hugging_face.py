@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import click
 
-from modalities.cli.options import import_option, overrides_argument
+from modalities.cli.options import Size, import_option, overrides_argument
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DTYPES = click.Choice(["float32", "bfloat16", "float16"])
 _location = click.Path(path_type=Path)
 _verify_option = click.option(
@@ -19,19 +16,6 @@ _verify_option = click.option(
     help="Compare logits with transformers', in fp32 on the CPU.",
     show_default=True,
 )
-
-
-class Size(click.ParamType):
-    """A size such as ``5GB``, in powers of ten; gives bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
-        num_bytes = int(float(match[1]) * _UNITS[match[2] or "B"]) if match else 0
-        if num_bytes < 1:
-            self.fail(f"{value!r} is no size such as 5GB or 500MB", param, ctx)
-        return num_bytes
 
 
 @click.command("export-hf")

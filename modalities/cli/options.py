@@ -11,6 +11,8 @@ import click
 
 C = TypeVar("C", bound=Callable[..., Any])
 
+_UNITS = {"": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
 config_option = click.option(
     "--config",
     "--config_file_path",
@@ -46,6 +48,21 @@ experiment_id_option = click.option(
 nproc_option = click.option(
     "--nproc", type=click.IntRange(min=1), default=None, help="Start that many processes on this machine."
 )
+
+
+class Size(click.ParamType):
+    """``5GB``, ``500 MB``, or a number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|kB|KB|MB|GB|TB)", value.strip())
+        num_bytes = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
+        if num_bytes < 1:
+            self.fail(f"{value!r} is no size; write 5GB, 500MB, or a number of bytes", param, ctx)
+        return num_bytes
 
 
 class _Duration(click.ParamType):

@@ -19,9 +19,11 @@ from modalities.checkpointing.conversion.hugging_face.proving import (
     prove_tokenizer,
     require_transformers,
 )
-from modalities.checkpointing.conversion.hugging_face.tensors import exported_tensors, meta_model
+from modalities.checkpointing.conversion.hugging_face.tensors import digests_of, exported_tensors, meta_model
 from modalities.checkpointing.conversion.hugging_face.tokenizer_files import NO_TOKENIZER, tokenizer_files
+from modalities.checkpointing.conversion.lazy_tensor import Tally
 from modalities.checkpointing.conversion.output import new_output
+from modalities.checkpointing.conversion.proof import prove_output
 from modalities.checkpointing.conversion.safetensors_writing import DEFAULT_MAX_SHARD_BYTES, write_safetensors
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.checkpointing.reading.sources import open_source
@@ -85,7 +87,8 @@ def export_hugging_face(
         require_transformers("export-hf")
     _require_whole(checkpoint)
     source = open_source(checkpoint.path)
-    tensors = exported_tensors(source, settings, architecture, dtype, on_bytes)
+    tally = Tally(on_bytes)
+    tensors = exported_tensors(source, settings, architecture, dtype, tally)
     tokens = (
         NO_TOKENIZER if tokenizer is None else tokenizer_files(tokenizer, settings.sequence_length, settings.vocab_size)
     )
@@ -97,6 +100,7 @@ def export_hugging_face(
     with new_output(folder) as temporary:
         temporary.mkdir()
         records = write_safetensors(temporary, tensors, max_shard_bytes=max_shard_bytes)
+        prove_output(open_source(temporary), digests_of(tensors, tally), {}, on_bytes)
         write_file(temporary / CONFIG_FILE, _as_json(config))
         write_file(temporary / "generation_config.json", _as_json(generation))
         for name, content in tokens.files.items():

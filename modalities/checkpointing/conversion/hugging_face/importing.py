@@ -21,9 +21,16 @@ from modalities.checkpointing.conversion.hugging_face.proving import (
     prove,
     require_transformers,
 )
-from modalities.checkpointing.conversion.hugging_face.tensors import biases_of, imported_tensors, read_stored
+from modalities.checkpointing.conversion.hugging_face.tensors import (
+    biases_of,
+    digests_of,
+    imported_tensors,
+    read_stored,
+)
 from modalities.checkpointing.conversion.hugging_face.tokenizer_files import copied_files
+from modalities.checkpointing.conversion.lazy_tensor import Tally
 from modalities.checkpointing.conversion.output import new_output
+from modalities.checkpointing.conversion.proof import prove_output
 from modalities.checkpointing.paths import checkpoint_name
 from modalities.checkpointing.reading.safetensors_files import is_safetensors
 from modalities.checkpointing.reading.sources import TensorSource, open_source
@@ -84,7 +91,8 @@ def import_hugging_face(
         require_transformers("import-hf")
     source = open_source(source_folder)
     architecture, settings = _settings(config, source)
-    tensors = imported_tensors(source, settings, architecture, dtype, on_bytes)
+    tally = Tally(on_bytes)
+    tensors = imported_tensors(source, settings, architecture, dtype, tally)
     tokenizer = copied_files(source_folder)
     experiment_id = re.sub(r"[^\w.+@=-]", "_", folder.name).lstrip(".+@=-_") or "imported"
     name = checkpoint_name(experiment_id, TrainingProgress(0, 0, 0, 0))
@@ -92,6 +100,7 @@ def import_hugging_face(
         written = temporary / "checkpoints" / name
         written.mkdir(parents=True)
         write_dcp(written, {"app": {"model": tensors}}, experiment_id, TrainingProgress(0, 0, 0, 0))
+        prove_output(open_source(written), digests_of(tensors, tally), {}, on_bytes)
         text = yaml.safe_dump(_config_tree(settings, bool(tokenizer)), sort_keys=False, allow_unicode=True)
         write_file(temporary / CONFIG_FILE, text.encode())
         if tokenizer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from modalities.checkpointing.conversion.hugging_face.architectures import Architecture, ModuleNames, Role
-from modalities.checkpointing.conversion.lazy_tensor import LazyTensor
+from modalities.checkpointing.conversion.lazy_tensor import LazyTensor, Tally
 from modalities.checkpointing.key_report import KeyComparison, TensorForm, report_of
 from modalities.checkpointing.reading.sources import MODEL_PREFIX, Form, TensorSource
 from modalities.exceptions import CheckpointError
@@ -57,7 +57,7 @@ def exported_tensors(
     settings: GPT2LLMConfig,
     architecture: Architecture,
     dtype: torch.dtype | None,
-    on_bytes: Callable[[int], None],
+    tally: Tally,
 ) -> dict[str, LazyTensor]:
     """What ``model.safetensors`` holds, by their names, read when it is written.
 
@@ -69,7 +69,7 @@ def exported_tensors(
         settings: Of the model; the architecture expresses it.
         architecture: Of transformers.
         dtype: Of the weights; None for those of the checkpoint.
-        on_bytes: Told how many bytes more are written.
+        tally: Told of what is read.
 
     Raises:
         CheckpointError: The checkpoint is not of this model.
@@ -81,14 +81,11 @@ def exported_tensors(
     if settings.use_weight_tying:
         _require_tie(source)
 
-    def on_block(block: Tensor) -> None:
-        on_bytes(block.nbytes)
-
     tensors = {}
     for stored in _stored_tensors(settings, architecture, own):
         kept = dtype or _dtype_of(source, stored.ours[0] if stored.ours[0] in own else EMBEDDING)
         read = _reader(source, stored, own)
-        tensors[stored.name] = LazyTensor(stored.name, Form.of(stored.shape, kept), read, on_block)
+        tensors[stored.name] = LazyTensor(f"{MODEL_PREFIX}{stored.name}", Form.of(stored.shape, kept), read, tally)
     return tensors
 
 
@@ -97,7 +94,7 @@ def imported_tensors(
     settings: GPT2LLMConfig,
     architecture: Architecture,
     dtype: torch.dtype,
-    on_bytes: Callable[[int], None],
+    tally: Tally,
 ) -> dict[str, LazyTensor]:
     """The state dict of our model, read when it is written.
 
@@ -106,7 +103,7 @@ def imported_tensors(
         settings: Of our model.
         architecture: Of transformers.
         dtype: Of the weights.
-        on_bytes: Told how many bytes more are written.
+        tally: Told of what is read.
 
     Raises:
         CheckpointError: The files lack tensors, have others, or have them in other shapes.
@@ -120,17 +117,16 @@ def imported_tensors(
     }
     frequencies = _frequencies(model)
 
-    def on_block(block: Tensor) -> None:
-        on_bytes(block.nbytes)
-
     tensors = {}
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
         if name in frequencies:
-            tensors[name] = LazyTensor(name, Form.of(shape, torch.float32), frequencies[name])
+            tensors[name] = LazyTensor(f"{MODEL_PREFIX}{name}", Form.of(shape, torch.float32), frequencies[name], tally)
             continue
         stored, index = places[EMBEDDING if name == HEAD and settings.use_weight_tying else name]
-        tensors[name] = LazyTensor(name, Form.of(shape, dtype), _part_reader(source, stored, index), on_block)
+        tensors[name] = LazyTensor(
+            f"{MODEL_PREFIX}{name}", Form.of(shape, dtype), _part_reader(source, stored, index), tally
+        )
     return tensors
 
 
@@ -150,6 +146,11 @@ def biases_of(field: str, settings: GPT2LLMConfig, architecture: Architecture) -
         if stored.ours[0].endswith(".bias")
         if (stored.ours[0].endswith(f".{norm}.bias") if norm != field else "norm" not in stored.ours[0])
     ]
+
+
+def digests_of(tensors: Mapping[str, LazyTensor], tally: Tally) -> dict[str, str | None]:
+    """What each tensor was as it was written, by its key in the output."""
+    return {tensor.key: tally.digests.get(tensor.key) for tensor in tensors.values()}
 
 
 def read_stored(source: TensorSource, name: str) -> Tensor:
