@@ -73,8 +73,8 @@ def export_hugging_face(
         folder: To be made; has its name when all is written and proven.
         dtype: Of the weights; None for those of the checkpoint.
         max_shard_bytes: Of the weights in one file.
-        verify: Load the folder with transformers and compare with our model. It holds one model at a time in fp32, and
-            the logits of two sequences.
+        verify: Load the folder with transformers and compare with our model. Both models are in memory
+            then, in fp32.
         on_bytes: Told how many bytes more are written.
 
     Raises:
