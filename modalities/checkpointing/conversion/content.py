@@ -132,7 +132,7 @@ def _add_what_lies_beside(content: Content, proven: ProvenSource) -> None:
         content.experiment_id = checkpoint.experiment_id or None
     if manifest is not None:
         content.experiment_id, content.progress = manifest.experiment_id, manifest.progress
-        content.context = RunContext(manifest.config_hash, manifest.metrics, manifest.start)
+        content.context = RunContext(manifest.config_hash, manifest.metrics, manifest.start, manifest.config)
     if isinstance(source, SafetensorsSource):
         texts = source.files.metadata
         content.experiment_id = texts.get(EXPERIMENT_KEY)
