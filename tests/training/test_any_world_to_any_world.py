@@ -1,4 +1,4 @@
-"""A run goes on in another wrapper and another world: the same samples, rates and state; losses up to their order of summing."""
+"""A run goes on in another wrapper and world: the same samples, rates and state; losses up to the order of sums."""
 
 from __future__ import annotations
 
