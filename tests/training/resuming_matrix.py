@@ -1,7 +1,7 @@
 """Every layout to every other: what is equal when a run goes on in another wrapper and another world.
 
-``python -m tests.training.resuming_matrix`` runs the whole matrix (some twenty minutes on two cores) and prints the table
-of docs/resuming.md; ``--small`` one setting only.
+``python -m tests.training.resuming_matrix`` runs the whole matrix (some forty minutes on two cores) and prints the table of
+docs/resuming.md; ``--settings 2`` takes two opposite ones of optimizer, tying and micro-batches only.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Outcome:
 
 
 LAYOUTS = [Layout(wrapper, size) for wrapper in ("fsdp1", "fsdp2") for size in (1, 2, 4)] + [Layout("hsdp", 4)]
-SETTINGS = [Setting(*values) for values in itertools.product(("adam", "adam_w"), (True, False), (1, 2))]
+_ALL = [Setting(*values) for values in itertools.product(("adam", "adam_w"), (True, False), (1, 2))]
+SETTINGS = [setting for pair in zip(_ALL, reversed(_ALL), strict=True) for setting in pair][: len(_ALL)]
+"""Each followed by its opposite."""
 
 
 def write(layout: Layout, setting: Setting, folder: Path) -> Path:
@@ -171,8 +173,8 @@ def _largest_difference(one: list[dict[str, Any]], other: list[dict[str, Any]]) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="one setting only")
-    settings = [Setting()] if parser.parse_args().small else SETTINGS
+    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="how many of the settings")
+    settings = SETTINGS[: parser.parse_args().settings]
     outcomes: dict[tuple[Layout, Layout], list[Outcome]] = {}
     for setting in settings:
         with tempfile.TemporaryDirectory() as folder:
