@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint
@@ -23,6 +24,7 @@ from modalities.checkpointing.safe_reading import read_state_file
 from modalities.checkpointing.torch_checkpoint_loading import TorchCheckpointLoading
 from modalities.checkpointing.verification import Level
 from modalities.exceptions import CheckpointError
+from modalities.optim.schedulers import is_told_by_steps
 from modalities.parallel.fsdp1 import load_full_model_state_dict_, load_full_optimizer_state_dict_
 from modalities.parallel.fsdp1_units import full_model_state
 from modalities.parallel.parameter_names import clean_name
@@ -59,13 +61,27 @@ def restore_(app_state: AppState, checkpoint: Checkpoint, checkpoint_loading: ob
     verify_together(checkpoint, level)
     _restore_full_files_(app_state, checkpoint)
     if app_state.lr_scheduler is not None:
-        if resume_state is None or resume_state.lr_scheduler is None:
-            raise CheckpointError(
-                f"{checkpoint.path} stores no state of the learning-rate scheduler; "
-                "set the scheduler's last_epoch and load through `model: fsdp1_checkpointed`"
-            )
-        app_state.lr_scheduler.load_state_dict(resume_state.lr_scheduler)
+        _restore_scheduler_(app_state.lr_scheduler, checkpoint, resume_state)
     return resume_state
+
+
+def _restore_scheduler_(scheduler: LRScheduler, checkpoint: Checkpoint, resume_state: ResumeState | None) -> None:
+    if resume_state is not None and resume_state.lr_scheduler is not None:
+        scheduler.load_state_dict(resume_state.lr_scheduler)
+        return
+    if not is_told_by_steps(scheduler):
+        raise CheckpointError(
+            f"{checkpoint.path} stores no state of the learning-rate scheduler, and that of a {type(scheduler).__name__} "
+            "is more than a number of steps; use a scheduler of modalities"
+        )
+    num_steps = checkpoint.progress.num_seen_steps
+    if global_rank() == 0:
+        logger.warning(
+            "%s stores no state of the learning-rate scheduler: it goes on from step %d, as the name tells",
+            checkpoint.path.name,
+            num_steps,
+        )
+    scheduler.load_state_dict({"last_epoch": num_steps})
 
 
 def _restore_full_files_(app_state: AppState, checkpoint: Checkpoint) -> None:

@@ -241,6 +241,24 @@ def between(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
+def advance_(scheduler: LRScheduler, num_steps: int) -> None:
+    """Step a schedule until so many steps are done, with no step of the optimizer in between.
+
+    Args:
+        scheduler: Its optimizer's groups hold the rates of where it stands.
+        num_steps: Where to.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+        while scheduler.last_epoch < num_steps:
+            scheduler.step()
+
+
+def is_told_by_steps(scheduler: LRScheduler) -> bool:
+    """Whether the number of steps done is all of its state."""
+    return isinstance(scheduler, ClosedFormLR | OneCycleLR)
+
+
 def _check_resumable(optimizer: Optimizer, last_epoch: int, keys: tuple[str, ...]) -> None:
     absent = [key for key in keys if last_epoch != -1 and any(key not in group for group in optimizer.param_groups)]
     if absent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.optim.schedulers import advance_
 from modalities.parallel.process_group import global_rank, on_rank_zero
 from modalities.progress import TrainingProgress
 from modalities.training.assembly import step_profile_of
@@ -175,11 +175,7 @@ class _Hyperparameters:
             return
         num_steps = scheduler.last_epoch
         scheduler.load_state_dict(self._scheduler_state)
-        with warnings.catch_warnings():
-            # no step of the optimizer stands between these
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
-            while scheduler.last_epoch < num_steps:
-                scheduler.step()
+        advance_(scheduler, num_steps)
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from modalities.checkpointing.discovery import checkpoints_in
 from modalities.run import RunRequest, run
 from modalities.testing.ranks import run_on_ranks
-from modalities.testing.tiny import read_tensors, reference, tiny_config, write_config
+from modalities.testing.tiny import component, read_tensors, reference, tiny_config, write_config
 
 Tree = dict[str, Any]
 
@@ -159,3 +159,19 @@ def _compare(root: Path, name: str, after_step: int) -> None:
     expected, got = _final_tensors(root, "unbroken"), _final_tensors(root, name)
     assert expected.keys() == got.keys()
     assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
+
+
+@pytest.mark.parametrize("scheduler", ["linear_warmup_cosine_annealing_lr", "cosine_annealing_lr"])
+def test_full_files_without_more_beside_them_go_on_by_the_steps_of_their_name(tmp_path: Path, scheduler: str) -> None:
+    tree = tiny_config(tmp_path, wrapper="fsdp1")
+    if scheduler == "cosine_annealing_lr":
+        optimizer = tree["lr_scheduler"]["config"]["optimizer"]
+        tree["lr_scheduler"] = component("scheduler", scheduler, optimizer=optimizer, t_max=8, eta_min=1e-5)
+    config = write_config(tree, tmp_path / "config.yaml")
+    run_on_ranks(_run, 2, config, tmp_path, "unbroken")
+    halfway = checkpoints_in(tmp_path / "unbroken" / "checkpoints")[0]
+    # as older versions have left them
+    halfway.resume_state_path.unlink()
+    halfway.manifest_path.unlink()
+    run_on_ranks(_run, 2, config, tmp_path, "resumed", str(halfway.path))
+    _compare(tmp_path, "resumed", 4)
