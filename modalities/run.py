@@ -102,6 +102,18 @@ class RunRequest:
     def with_overrides(self, overrides: tuple[str, ...]) -> RunRequest:
         return replace(self, overrides=overrides)
 
+    @property
+    def words_of_start(self) -> list[str]:
+        """What the command line says of how the run begins and what it is held against, but for ``--resume``."""
+        words = {
+            "--fork": self.fork,
+            "--init-from": self.init_from,
+            "--at-step": self.at_step,
+            "--check-against": self.check_against,
+        }
+        given = [part for word, value in words.items() if value is not None for part in (word, str(value))]
+        return given + [part for path in self.allow_changed for part in ("--allow-changed", path)]
+
     def config_request(self, experiment_id: str) -> ConfigRequest:
         environment = Environment(
             self.config, self.experiments_root, experiment_id, self.last_checkpoint_info, self.num_processes
@@ -484,5 +496,4 @@ def _repeated_words(request: RunRequest) -> list[str]:
     """What the command line must say again for the run to go on as it was."""
     words = [word for name in request.imports for word in ("--import", name)]
     words += [word for folder in request.config_folders for word in ("--config-dir", str(folder))]
-    words += [word for path in request.allow_changed for word in ("--allow-changed", path)]
-    return [*words, *request.overrides]
+    return [*words, *request.overrides, *request.words_of_start]

@@ -36,6 +36,7 @@ class Job:
         imports: Modules and ``.py`` files that register components.
         num_processes: Processes on this machine, if it asks for several.
         max_time_s: Seconds after which it saves and stops, if it has a limit.
+        words_of_start: How it begins.
     """
 
     name: str
@@ -45,12 +46,14 @@ class Job:
     imports: tuple[str, ...] = ()
     num_processes: int | None = None
     max_time_s: float | None = None
+    words_of_start: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         """The command line that runs it."""
         words = [sys.executable, "-m", "modalities", "run", "--config", str(self.config)]
         words += ["--experiments_root_path", str(self.folder), "--experiment_id", self.name]
         words += [word for name in self.imports for word in ("--import", name)]
+        words += self.words_of_start
         if self.max_time_s is not None:
             words += ["--max-time", f"{self.max_time_s:.0f}"]
         return words + (["--nproc", str(self.num_processes)] if self.num_processes else [])
@@ -111,11 +114,12 @@ def prepare(request: RunRequest) -> list[Job]:
     jobs_folder = folder / "configs"
     jobs_folder.mkdir(parents=True)
     jobs = []
+    start = tuple(request.words_of_start)
     for index, (words, config) in enumerate(zip(jobs_words, composed, strict=True)):
         name = f"job-{index:0{len(str(len(jobs_words) - 1))}d}"
         file = jobs_folder / f"{name}.yaml"
         file.write_text(dump_resolved(config.tree, config.imports), encoding="utf-8")
-        jobs.append(Job(name, words, file, folder, request.imports, request.num_processes, request.max_time_s))
+        jobs.append(Job(name, words, file, folder, request.imports, request.num_processes, request.max_time_s, start))
     return jobs
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from modalities.exceptions import ConfigError, UserError
-from modalities.run import RunRequest
+from modalities.run import RunRequest, run
 from modalities.sweep import Job, JobResult, prepare, run_here, run_jobs, run_with_submitit
 from modalities.sweep_report import print_table, write_plot
 from modalities.testing.tiny import tiny_config, write_config
@@ -153,3 +153,23 @@ def test_the_table_and_the_plot_do_without_results(tmp_path: Path) -> None:
     print_table([JobResult(job, 1, 0.5)], console)
     assert "exit code 1" in console.export_text()
     assert write_plot([JobResult(job, 1, 0.5)], tmp_path) is not None
+
+
+def test_every_job_of_a_sweep_begins_as_the_command_says(config: Path) -> None:
+    runs = config.parent / "runs"
+    run(_request(config, experiment_id="parent"))
+    longer = write_config(
+        tiny_config(config.parent, num_steps=4, checkpointing_interval=2), config.parent / "longer.yaml"
+    )
+    request = _request(
+        longer,
+        "optimizer.eps=1e-8,1e-6",
+        fork=str(runs / "parent"),
+        at_step=2,
+        allow_changed=("lr_scheduler.total_steps", "optimizer.eps"),
+    )
+    results = run_jobs(prepare(request), run_here)
+    assert [result.exit_code for result in results] == [0, 0]
+    for result in results:
+        (started,) = json.loads((result.job.folder / result.job.name / "run.json").read_text())
+        assert (started["origin"]["kind"], started["origin"]["num_seen_steps"]) == ("fork", 2)

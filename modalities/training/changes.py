@@ -118,14 +118,6 @@ class Change:
         """Whether optimizer or schedule must take it over after the checkpoint is loaded."""
         return self.kind is Kind.ASKED and _matches(self.key, _HYPERPARAMETERS)
 
-    def is_named_by(self, pattern: str) -> bool:
-        """Whether a word of ``--allow-changed`` means it: ``all``, a path, the end of one, what it is in, a pattern."""
-        names = (self.key, self.path)
-        return pattern == ALLOW_ALL or any(
-            fnmatchcase(name, pattern) or name.endswith(f".{pattern}") or name.startswith(f"{pattern}.")
-            for name in names
-        )
-
 
 def changes_between(old: Meaning, new: Meaning) -> list[Change]:
     """Every change that is not free, in the order of the run's config.
@@ -151,19 +143,28 @@ def changes_between(old: Meaning, new: Meaning) -> list[Change]:
     return found
 
 
-def require_allowed(changes: Sequence[Change], allowed: Sequence[str], checkpoint: str) -> None:
+def require_allowed(changes: Sequence[Change], allowed: Sequence[str], checkpoint: str, meaning: Meaning) -> None:
     """Check that every change that must be allowed is.
 
     Args:
         changes: Between checkpoint and run.
-        allowed: Words of ``--allow-changed``.
+        allowed: Words of ``--allow-changed``: ``all``, a path, the end of one, what it is in, or a pattern.
         checkpoint: Its name, for the message.
+        meaning: The run's, which has the paths that there are.
 
     Raises:
-        UserError: One is not; or a word names no change though there are some.
+        UserError: One is not; or a word names nothing that there is.
     """
-    asked = [change for change in changes if change.kind is Kind.ASKED]
-    refused = [change for change in asked if not any(change.is_named_by(pattern) for pattern in allowed)]
+    names = {name for change in changes for name in (change.key, change.path)}
+    names |= {*meaning.values, *meaning.paths.values()}
+    for word in allowed:
+        if not any(_names(word, name) for name in names):
+            raise UserError(f"--allow-changed {word} names nothing in the config; {did_you_mean(word, names, 'paths')}")
+    refused = [
+        change
+        for change in changes
+        if change.kind is Kind.ASKED and not any(_names(w, change.key) or _names(w, change.path) for w in allowed)
+    ]
     if refused:
         words = " ".join(f"--allow-changed {change.path}" for change in refused)
         raise UserError(
@@ -172,15 +173,10 @@ def require_allowed(changes: Sequence[Change], allowed: Sequence[str], checkpoin
             "put the old values back, or go on with the new ones by\n"
             f"  {words if len(refused) <= _NAMED else f'--allow-changed {ALLOW_ALL}'}"
         )
-    if asked:
-        _require_known(changes, allowed)
 
 
-def _require_known(changes: Sequence[Change], allowed: Iterable[str]) -> None:
-    for pattern in allowed:
-        if pattern != ALLOW_ALL and not any(change.is_named_by(pattern) for change in changes):
-            near = did_you_mean(pattern, [change.path for change in changes], "changes")
-            raise UserError(f"--allow-changed {pattern} names nothing that has changed; {near}")
+def _names(word: str, name: str) -> bool:
+    return word == ALLOW_ALL or fnmatchcase(name, word) or name.endswith(f".{word}") or name.startswith(f"{word}.")
 
 
 def table_of(changes: Sequence[Change]) -> str:

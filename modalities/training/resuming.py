@@ -123,7 +123,7 @@ def _changes_since(checkpoint: Checkpoint, going_on: GoingOn) -> list[Change]:
         return []
     changes = changes_between(Meaning(manifest.config), going_on.meaning)
     if not going_on.takes_a_part:
-        require_allowed(changes, going_on.allowed, checkpoint.path.name)
+        require_allowed(changes, going_on.allowed, checkpoint.path.name, going_on.meaning)
     if changes:
         step = manifest.progress.num_seen_steps
         logger.info("changed since the checkpoint of step %d:\n%s", step, table_of(changes))

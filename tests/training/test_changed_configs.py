@@ -252,10 +252,10 @@ def test_what_was_allowed_once_is_the_run_s_own_from_its_next_checkpoint_on(
         _run(_written(tree, tmp_path), "on", "auto")
 
 
-def test_a_word_that_names_nothing_that_has_changed_is_told(begun: tuple[Tree, Path], tmp_path: Path) -> None:
+def test_a_word_that_names_nothing_is_told(begun: tuple[Tree, Path], tmp_path: Path) -> None:
     tree, at_4 = begun
     config = _written(tree, tmp_path, _set("optimizer.config.eps", 1e-6))
-    with pytest.raises(UserError, match=r"--allow-changed optimizer.ep names nothing .* did you mean `optimizer.eps`"):
+    with pytest.raises(UserError, match=r"optimizer.ep names nothing in the config; did you mean `optimizer.eps`"):
         _run(config, "on", str(at_4), allow_changed=("optimizer.ep", "optimizer.*"))
 
 
