@@ -35,6 +35,9 @@ PROGRESS_KEY = "modalities.progress"
 """In the metadata of safetensors files: what the name of a checkpoint tells elsewhere."""
 
 
+_FREQUENCIES = ".inv_freq"
+
+
 @dataclass
 class Content:
     """What a checkpoint holds.
@@ -155,7 +158,9 @@ def identity_texts(content: Content) -> dict[str, str]:
 
 def _lazy(source: TensorSource, key: str, form: Form, dtype: torch.dtype | None, tally: Tally) -> LazyTensor:
     written = form
-    if dtype is not None and key.startswith(MODEL_PREFIX) and form.torch_dtype.is_floating_point:
+    # a model in fp32 would take rounded frequencies of rotary embeddings as they are
+    is_weight = key.startswith(MODEL_PREFIX) and not key.endswith(_FREQUENCIES)
+    if dtype is not None and is_weight and form.torch_dtype.is_floating_point:
         written = Form.of(form.shape, dtype)
     return LazyTensor(key, written, partial(source.read, key), tally)
 

@@ -122,6 +122,13 @@ def test_another_type_is_that_of_the_floating_point_weights_only(tmp_path: Path,
     assert any("--dtype changed the model only" in note for note in done.notes)
 
 
+def test_frequencies_of_rotary_embeddings_are_not_rounded(tmp_path: Path) -> None:
+    model = {"attn.weight": torch.rand(4, 4), "attn.qkv_transforms.0.inv_freq": torch.rand(8)}
+    torch.save(model, tmp_path / "x.bin")
+    out = load_file(converted(tmp_path / "x.bin", tmp_path / "y.safetensors", None, torch.bfloat16))
+    assert same(out, {**model, "attn.weight": model["attn.weight"].bfloat16()})
+
+
 def test_a_number_too_large_for_the_type_is_an_error_that_names_the_key(tmp_path: Path) -> None:
     model = {"fine": torch.tensor([torch.inf, torch.nan]), "large": torch.tensor([1.0, 1e6])}
     torch.save(model, tmp_path / "x.bin")
