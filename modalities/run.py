@@ -407,7 +407,8 @@ def _with_content(meaning: Meaning, dataset: object) -> Meaning:
     fingerprint = getattr(dataset, "fingerprint", None)
     if fingerprint is None:
         return meaning
-    return Meaning({**meaning.values, DATA: fingerprint()}, {**meaning.paths, DATA: "train_dataset.content"})
+    values, paths = {DATA: fingerprint()}, {DATA: "train_dataset.content"}
+    return replace(meaning, values={**meaning.values, **values}, paths={**meaning.paths, **paths})
 
 
 def _manifest_of(checkpoint: Checkpoint) -> Manifest | None:

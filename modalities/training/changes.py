@@ -135,6 +135,8 @@ def changes_between(old: Meaning, new: Meaning) -> list[Change]:
             continue
         if key == DATA and None in (before, after):
             continue  # one of the two cannot tell
+        if before is None and key in new.defaults:
+            continue  # a field that the version which saved did not have
         kind = _kind_of(key)
         if is_same_data and _matches(key, _MADE_OF):
             kind = Kind.FREE

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modalities.composition.compose import ComposedConfig
@@ -31,16 +31,20 @@ class Meaning:
     Args:
         values: As JSON has them.
         paths: Where each stands in the config, as the user wrote it.
+        defaults: Keys that the user has not set.
     """
 
     values: Mapping[str, Any]
     paths: Mapping[str, str] = field(default_factory=dict)
+    defaults: Collection[str] = ()
 
 
 def meaning_of(composed: ComposedConfig) -> Meaning:
     """The meaning of a composed config, defaults included."""
-    values = {path: _plain(leaf.value) for path, leaf in leaves(composed).items()}
-    return _Reader(values).read()
+    found = leaves(composed)
+    meaning = _Reader({path: _plain(leaf.value) for path, leaf in found.items()}).read()
+    defaults = {key for key, path in meaning.paths.items() if (found[path].place.origin or "").startswith("default")}
+    return replace(meaning, defaults=defaults)
 
 
 class _Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,19 @@ def test_a_checkpoint_that_does_not_tell_its_config_is_gone_on_with(begun: tuple
     tree, at_4 = begun
     (at_4 / "manifest.json").unlink()
     assert _run(_written(tree, tmp_path, _set("optimizer.config.eps", 1e-6)), "on", str(at_4)) == 8
+
+
+def test_a_field_that_an_older_version_did_not_have_is_no_change(begun: tuple[Tree, Path], tmp_path: Path) -> None:
+    tree, at_4 = begun
+    manifest = read_manifest(at_4 / "manifest.json")
+    assert manifest is not None
+    older = {key: value for key, value in manifest.config.items() if key != "sampler.shuffle_method"}
+    assert len(older) == len(manifest.config) - 1
+    (at_4 / "manifest.json").write_bytes(replace(manifest, config=older).to_bytes())
+    assert _run(_written(tree, tmp_path), "on", str(at_4)) == 8
+    sampler = "train_dataloader.config.batch_sampler.config.sampler.config"
+    with pytest.raises(UserError, match=r"shuffle_method  absent -> FEISTEL"):
+        _run(_written(tree, tmp_path, _set(f"{sampler}.shuffle_method", "feistel")), "two", str(at_4))
 
 
 def test_the_config_is_readable_in_the_manifest(begun: tuple[Tree, Path]) -> None:
