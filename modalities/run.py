@@ -24,7 +24,7 @@ from modalities.composition.sweeps import jobs_of
 from modalities.config.dumping import dump_resolved
 from modalities.config.environment import Environment
 from modalities.config.yaml_loader import load_yaml
-from modalities.exceptions import CheckpointError, Interrupted, UserError
+from modalities.exceptions import CheckpointError, Interrupted, RunsPart, UserError
 from modalities.factory.build import build
 from modalities.factory.plan import Plan, make_plan
 from modalities.progress import TrainingProgress
@@ -448,10 +448,9 @@ def _print_summary(request: RunRequest, summary: RunSummary, losses: dict[str, f
 def _print_comparison(other: Path, num_compared: int) -> None:
     from modalities.tracking.console import console
 
-    if num_compared:
-        console.print(f"  checked          equal to {other} at all {num_compared} steps that both have logged")
-    else:
-        logger.warning("--check-against %s: it has logged and saved none of these steps; nothing was compared", other)
+    if not num_compared:
+        raise RunsPart(f"--check-against {other}: it has logged and saved none of these steps, so nothing was compared")
+    console.print(f"  checked          equal to {other} at all {num_compared} steps that both have logged")
 
 
 def what_a_killed_run_left(request: RunRequest) -> str | None:

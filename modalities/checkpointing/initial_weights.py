@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -17,7 +19,7 @@ from modalities.checkpointing.verification import require_whole_file
 from modalities.exceptions import CheckpointError
 from modalities.parallel.fsdp1 import load_full_model_state_dict_
 from modalities.parallel.fsdp1_units import full_model_state
-from modalities.parallel.parameter_names import without_wrappers
+from modalities.parallel.parameter_names import clean_name, without_wrappers
 from modalities.parallel.process_group import on_rank_zero
 
 
@@ -39,12 +41,45 @@ def load_weights_(app_state: AppState, location: Path, options: LoadingOptions) 
         return source.path, isinstance(source, FolderSource)
 
     location, is_distributed = on_rank_zero(look)
+    on_rank_zero(lambda: require_whole_file(location, options.verify))
+    require_equal_ties(app_state, location)
     if is_distributed:
         _load_folder_(app_state, location, options)
         return
-    on_rank_zero(lambda: require_whole_file(location, options.verify) if location.is_file() else None)
     app_state.mark_loaded()
     _load_full_(app_state.model, location, options)
+
+
+def require_equal_ties(app_state: AppState, location: Path) -> None:
+    """Check that a checkpoint has the same under all names of a tied parameter: one would overwrite the other.
+
+    Args:
+        app_state: As built.
+        location: A DCP folder, a file of full weights, or safetensors.
+
+    Raises:
+        CheckpointError: It has not.
+    """
+    names_of: dict[int, list[str]] = {}
+    for part in app_state.model_parts:
+        for name, parameter in part.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(parameter), []).append(clean_name(name))
+
+    def check() -> None:
+        tied = [names for names in names_of.values() if len(names) > 1]
+        if not tied:
+            return
+        source = open_source(location)
+        for names in tied:
+            stored = [name for name in names if MODEL_PREFIX + name in source.forms]
+            for first, other in pairwise(stored):
+                if not torch.equal(source.read(MODEL_PREFIX + first), source.read(MODEL_PREFIX + other)):
+                    raise CheckpointError(
+                        f"{location} has other weights in {first} than in {other}, which are one in this model; "
+                        "set use_weight_tying to false, or take weights of a tied model"
+                    )
+
+    on_rank_zero(check)
 
 
 def _load_folder_(app_state: AppState, folder: Path, options: LoadingOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def saved_in(folder: Path, experiment_id: str, *, is_distributed: bool) -> list[
 
 
 def require_whole_file(path: Path, level: Level = "full") -> None:
-    """Check a file of an FSDP1 checkpoint against the manifest beside it, if there is one.
+    """Check a file of full state against the manifest beside it; without one, against the checksums in it.
 
     Args:
         path: The file.
@@ -137,19 +138,57 @@ def require_whole_file(path: Path, level: Level = "full") -> None:
     Raises:
         DamagedCheckpoint: It is not as it was written.
     """
-    parsed = paths.parse_checkpoint_name(path)
-    if parsed is None or not path.is_file() or level == "off":
+    if not path.is_file() or level == "off":
         return
-    experiment_id, _, progress = parsed
-    manifest = read_manifest(path.with_name(paths.checkpoint_name(experiment_id, progress, paths.MANIFEST_ENTITY)))
-    record = manifest.files.get(path.name) if manifest is not None else None
+    record = _record_of(path)
     if record is None:
+        findings = check_archive(path) if level == "full" else []
+        if findings:
+            raise DamagedCheckpoint(f"the checkpoint file {path} is damaged: {findings[0].problem}")
         return
     findings = check_sizes(path.parent, {path.name: record})
     if level == "full" and not findings:
         findings = check_content(path.parent, {path.name: record})
     if findings:
         raise DamagedCheckpoint(f"the checkpoint file {path} is damaged: {findings[0].problem}")
+
+
+def _record_of(path: Path) -> FileRecord | None:
+    parsed = paths.parse_checkpoint_name(path)
+    if parsed is None:
+        return None
+    experiment_id, _, progress = parsed
+    manifest = read_manifest(path.with_name(paths.checkpoint_name(experiment_id, progress, paths.MANIFEST_ENTITY)))
+    return manifest.files.get(path.name) if manifest is not None else None
+
+
+def check_archive(path: Path) -> list[Finding]:
+    """Compare the checksums that torch keeps in a file of its own, where nothing else proves it; all of it is read.
+
+    Args:
+        path: Of ``torch.save``; of any other file nothing is found, nor in one that was written without checksums, as
+            streamed ones are.
+    """
+    if not zipfile.is_zipfile(path):
+        return []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.CRC and not _is_intact(archive, entry):
+                    return [Finding(path.name, f"`{entry.filename}` in it is not as its checksum says")]
+    except (zipfile.BadZipFile, OSError) as error:
+        return [Finding(path.name, f"cannot be read: {error}")]
+    return []
+
+
+def _is_intact(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(entry) as content:
+            while content.read(_BLOCK_BYTES):
+                pass
+    except zipfile.BadZipFile:
+        return False
+    return True
 
 
 def check_content(

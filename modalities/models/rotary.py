@@ -75,3 +75,22 @@ def make_transform(wrapper: RotaryTransformWrapper | IdentityTransformWrapper) -
     if isinstance(wrapper, IdentityTransformWrapper):
         return IdentityTransform()
     return RotaryTransform(wrapper.config.n_embd, wrapper.config.n_head, wrapper.config.base_freq)
+
+
+@torch.no_grad()
+def follow_configured_bases_(model: nn.Module) -> list[int]:
+    """Give rotary embeddings the frequencies of their own base again, where a checkpoint has put those of another.
+
+    Frequencies that differ in rounding only stay as they were loaded.
+
+    Returns:
+        The bases for which that was so.
+    """
+    followed = []
+    for module in model.modules():
+        if isinstance(module, RotaryTransform) and module.inv_freq.dtype == torch.float32:
+            own = module.frequencies(module.inv_freq.device)
+            if not torch.allclose(module.inv_freq, own, rtol=1e-4, atol=0):
+                module.inv_freq.copy_(own)
+                followed.append(module.base_freq)
+    return followed

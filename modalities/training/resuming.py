@@ -12,12 +12,13 @@ from typing import Any
 from modalities.checkpointing.app_state import AppState
 from modalities.checkpointing.discovery import Checkpoint, locate_checkpoint
 from modalities.checkpointing.fsdp.fsdp_checkpoint_loading import DCPCheckpointLoading
-from modalities.checkpointing.initial_weights import load_weights_
+from modalities.checkpointing.initial_weights import load_weights_, require_equal_ties
 from modalities.checkpointing.manifest import read_manifest
 from modalities.checkpointing.reading.load_planner import LoadingOptions
 from modalities.checkpointing.restoring import restore_
 from modalities.checkpointing.resume_state import ResumeState, own_rank_state, read_resume_state
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
+from modalities.models.rotary import follow_configured_bases_
 from modalities.optim.schedulers import advance_
 from modalities.parallel.process_group import global_rank, on_rank_zero
 from modalities.progress import TrainingProgress
@@ -74,7 +75,10 @@ def resume_(
     """
     changes = on_rank_zero(lambda: _changes_since(checkpoint, going_on))
     built = _Hyperparameters(app_state)
+    if going_on.takes_a_part:
+        require_equal_ties(app_state, checkpoint.path)
     resume_state = restore_(app_state, checkpoint, going_on.checkpoint_loading)
+    _follow_config_(app_state)
     if any(change.is_hyperparameter for change in changes):
         built.take_over_(app_state)
     if resume_state is not None:
@@ -192,6 +196,15 @@ def init_from_(app_state: AppState, location: Path, checkpoint_loading: object =
     """
     is_dcp = isinstance(checkpoint_loading, DCPCheckpointLoading)
     load_weights_(app_state, location, checkpoint_loading.options if is_dcp else LoadingOptions())
+    _follow_config_(app_state)
+
+
+def _follow_config_(app_state: AppState) -> None:
+    """What is stored with the weights but is the config's to tell."""
+    bases = {base for part in app_state.model_parts for base in follow_configured_bases_(part)}
+    if bases and global_rank() == 0:
+        told = ", ".join(map(str, sorted(bases)))
+        logger.warning("the checkpoint has rotary frequencies of another base_freq; the config's %s is used", told)
 
 
 def loading_whole(checkpoint_loading: object) -> object:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from modalities.checkpointing.discovery import Checkpoint, checkpoints_in
-from modalities.exceptions import CheckpointError, UserError
+from modalities.exceptions import CheckpointError, DamagedCheckpoint, UserError
 from modalities.run import RunRequest, run
 from modalities.testing.ranks import run_on_ranks
 from modalities.testing.tiny import component, read_tensors, tiny_config, write_config
@@ -148,6 +148,79 @@ def test_weights_of_another_model_are_refused_and_leave_nothing(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         _run(config, "new", init_from=str(tmp_path / "absent"))
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("source", ["folder", "file"])
+@pytest.mark.parametrize("wrapper", ["fsdp1", "fsdp2"])
+def test_weights_that_are_two_do_not_become_one(tmp_path: Path, wrapper: str, source: str) -> None:
+    parent = write_config(tiny_config(tmp_path), tmp_path / "parent.yaml")
+    _run(parent, "parent")
+    place = _checkpoint(tmp_path / "parent", 8).path
+    if source == "file":
+        tensors = {
+            k.removeprefix("app.model."): v for k, v in read_tensors(place).items() if k.startswith("app.model.")
+        }
+        place = tmp_path / "weights.pt"
+        torch.save(tensors, place)
+    tied = write_config(tiny_config(tmp_path, wrapper=wrapper, use_weight_tying=True), tmp_path / "config.yaml")
+    for message in run_on_ranks(_refusal, 2, tied, str(place)):
+        assert "other weights in transformer.wte.weight than in transformer.lm_head.weight" in message
+    assert not (tmp_path / "new").exists()
+
+
+def _refusal(config: Path, place: str) -> str:
+    with pytest.raises(CheckpointError) as refusal:
+        _run(config, "new", init_from=place)
+    return str(refusal.value)
+
+
+def _with_base(tree: dict[str, Any], base_freq: int) -> dict[str, Any]:
+    tree["model_raw"]["config"]["attention_config"]["qkv_transforms"][0]["config"]["base_freq"] = base_freq
+    return tree
+
+
+@pytest.mark.parametrize("wrapper", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("begin", ["init_from", "fork"])
+def test_another_base_of_the_rotary_embedding_takes_effect(tmp_path: Path, wrapper: str, begin: str) -> None:
+    config = write_config(tiny_config(tmp_path, wrapper=wrapper), tmp_path / "config.yaml")
+    _run_on_two(config, "parent")
+    words: dict[str, Any] = {begin: str(tmp_path / "parent")}
+    if begin == "fork":
+        words |= {"at_step": 4, "allow_changed": ("base_freq",)}
+    _run_on_two(write_config(_with_base(tiny_config(tmp_path, wrapper=wrapper), 500), config), "other", **words)
+    weights = _weights(_checkpoint(tmp_path / "other", 8))
+    stored = [value for name, value in weights.items() if name.endswith("inv_freq")]
+    assert len(stored) == 2
+    for frequencies in stored:
+        assert frequencies == pytest.approx([1.0, 500**-0.5])
+    if begin == "init_from":
+        words.pop("at_step", None)
+        _run_on_two(write_config(tiny_config(tmp_path, wrapper=wrapper), config), "same", **words)
+        assert _results(tmp_path / "same") != _results(tmp_path / "other")
+
+
+def test_a_flipped_bit_in_a_file_without_a_manifest_is_found(tmp_path: Path) -> None:
+    config = write_config(tiny_config(tmp_path), tmp_path / "config.yaml")
+    _run(config, "parent")
+    place = _checkpoint(tmp_path / "parent", 8).path
+    file = tmp_path / "weights.pt"
+    torch.save({k.removeprefix("app.model."): v for k, v in read_tensors(place).items() if "app.model." in k}, file)
+    content = bytearray(file.read_bytes())
+    # in a tensor's bytes
+    at = content.index(read_tensors(place)["app.model.transformer.wte.weight"].numpy().tobytes()[:32])
+    content[at + 100] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(DamagedCheckpoint, match="is not as its checksum says"):
+        _run(config, "new", init_from=str(file))
+    done = subprocess.run(
+        [sys.executable, "-m", "modalities", "checkpoint", "convert", str(file), str(tmp_path / "out.safetensors")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "is not as its checksum says" in done.stderr
+    assert not (tmp_path / "out.safetensors").exists()
 
 
 def test_a_part_of_the_weights_is_taken_where_the_config_says_so(tmp_path: Path) -> None:

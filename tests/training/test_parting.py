@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,17 @@ def test_where_weights_are_equal_or_unknown_that_is_told(tmp_path: Path) -> None
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(RunsPart, match=r"at step 8:\n  grad norm last: .*\n  all weights are equal"):
         _run(config, "another", check_against=tmp_path / "one")
+
+
+def test_runs_that_share_no_step_are_not_called_equal(tmp_path: Path) -> None:
+    config = write_config(tiny_config(tmp_path), tmp_path / "config.yaml")
+    _run(config, "one")
+    metrics = tmp_path / "one" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    halfway = checkpoints_in(tmp_path / "one" / "checkpoints")[0].path
+    shutil.rmtree(checkpoints_in(tmp_path / "one" / "checkpoints")[1].path)
+    with pytest.raises(RunsPart, match="nothing was compared"):
+        _run(config, "other", str(halfway), check_against=tmp_path / "one")
 
 
 def test_there_must_be_another_run_to_compare_with(tmp_path: Path) -> None:

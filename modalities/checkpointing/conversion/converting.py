@@ -25,6 +25,7 @@ from modalities.checkpointing.conversion.targets import (
 from modalities.checkpointing.manifest import FileRecord, Origin
 from modalities.checkpointing.reading.safetensors_files import SUFFIX
 from modalities.checkpointing.reading.sources import open_source
+from modalities.checkpointing.safe_reading import METADATA_FILE
 from modalities.exceptions import CheckpointError
 from modalities.progress import TrainingProgress
 
@@ -101,6 +102,8 @@ def convert(
     """
     if target in ("bin", "safetensors"):
         refuse_existing([out])
+    if any((folder / METADATA_FILE).is_file() for folder in (out, *out.parents)):
+        raise CheckpointError(f"{out} lies in a checkpoint, which holds nothing but its own files: give another place")
     source = open_source(location)
     proven = prove_source(source, progress)
     tally = Tally(lambda num_bytes: None)

@@ -14,9 +14,15 @@ from modalities.checkpointing.comparison import is_same_value
 from modalities.checkpointing.conversion.lazy_tensor import digest_of
 from modalities.checkpointing.discovery import Checkpoint
 from modalities.checkpointing.manifest import FileRecord, Manifest
-from modalities.checkpointing.reading.sources import FolderSource, SafetensorsSource, TensorSource
+from modalities.checkpointing.reading.sources import FileSource, FolderSource, SafetensorsSource, TensorSource
 from modalities.checkpointing.safe_reading import file_lengths
-from modalities.checkpointing.verification import check_content, check_lengths, check_structure, checksum_of
+from modalities.checkpointing.verification import (
+    check_archive,
+    check_content,
+    check_lengths,
+    check_structure,
+    checksum_of,
+)
 from modalities.exceptions import CheckpointError, DamagedCheckpoint
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -41,7 +47,7 @@ class ProvenSource:
 
 
 def prove_source(source: TensorSource, progress: Progress) -> ProvenSource:
-    """Read all files of a source, and compare them with its manifest; without one their lengths are checked.
+    """Read all files of a source, and compare them with its manifest; without one what they tell of themselves is checked.
 
     Raises:
         DamagedCheckpoint: It is not as it was written; every bad file is named.
@@ -50,6 +56,8 @@ def prove_source(source: TensorSource, progress: Progress) -> ProvenSource:
     manifest, findings = check_structure(checkpoint) if checkpoint is not None else (None, [])
     if isinstance(source, FolderSource) and manifest is None:
         findings = check_lengths(source.path, file_lengths(source.metadata))
+    if isinstance(source, FileSource) and manifest is None:
+        findings = [finding for path in _files(source, checkpoint) for finding in check_archive(path)]
     if manifest is not None and not findings:
         with progress("verifying", manifest.num_bytes) as on_bytes:
             findings = check_content(_folder(source), manifest.files, on_bytes)

@@ -194,3 +194,12 @@ def test_weights_that_happen_to_be_constant_or_stepped_are_not_tied(tmp_path: Pa
     source = dcp_sample(tmp_path, 1, model)  # the optimizer knows all of them
     stored = load_file(converted(source, tmp_path / "x.safetensors"))
     assert sorted(stored) == ["a", "b", "c", "d"]
+
+
+def test_nothing_is_written_into_a_checkpoint(tmp_path: Path) -> None:
+    source = dcp_sample(tmp_path, 1, sample_model(is_tied=False))
+    before = sorted(source.rglob("*"))
+    for out, target in ((source, "dcp"), (source / "in" / "it", "fsdp1"), (source / "x.bin", None)):
+        with pytest.raises(CheckpointError, match="lies in a checkpoint"):
+            converted(source, out, target)
+    assert sorted(source.rglob("*")) == before
