@@ -26,7 +26,7 @@ RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """What a start of a run began from.
 
     Args:
@@ -42,11 +42,11 @@ class Origin:
     num_seen_steps: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, kind: Literal["resume", "fork", "init"]) -> Origin:
+    def of(cls, checkpoint: Checkpoint, kind: Literal["resume", "fork", "init"]) -> RunOrigin:
         return cls(kind, str(absolute(checkpoint.path)), checkpoint.experiment_id, checkpoint.progress.num_seen_steps)
 
     @classmethod
-    def of_weights(cls, path: Path) -> Origin:
+    def of_weights(cls, path: Path) -> RunOrigin:
         """A start with the weights of a checkpoint, which may be of any name."""
         experiment_id, _, progress = parse_checkpoint_name(path) or ("", None, None)
         return cls("init", str(absolute(path)), experiment_id, progress.num_seen_steps if progress is not None else 0)
@@ -109,7 +109,7 @@ class RunFolder:
         checkpoint_path: Path,
         checkpoint_experiment_id: str,
         start: Start,
-        origin: Origin | None,
+        origin: RunOrigin | None,
     ) -> None:
         """Keep the config as given and resolved, the overrides, the surroundings, and where checkpoints go and come from."""
         (self.path / "config.yaml").write_text(config_text, encoding="utf-8")

@@ -16,8 +16,9 @@ from typing import Any
 from modalities.config.dumping import dump_resolved
 from modalities.config.faults import Fault, errors_of
 from modalities.exceptions import ConfigError, UserError
-from modalities.run import RunRequest, compose, jobs_of_sweep, plan_of
+from modalities.run import compose, jobs_of_sweep, plan_of
 from modalities.run_folder import RunFolder, new_experiment_id
+from modalities.run_request import RunRequest
 
 logger = logging.getLogger(__name__)
 

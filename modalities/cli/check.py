@@ -50,8 +50,9 @@ def check(
     from modalities.config.faults import raise_on_errors
     from modalities.exceptions import ConfigError
     from modalities.recipes import name_of, recipe_of
-    from modalities.run import RunRequest, jobs_of_sweep
     from modalities.run import check as check_request
+    from modalities.run import jobs_of_sweep
+    from modalities.run_request import RunRequest
 
     recipe = _recipe(recipe_name) or recipe_of
     request = RunRequest(

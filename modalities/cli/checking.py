@@ -8,7 +8,8 @@ import click
 
 from modalities.config.faults import Fault, raise_on_errors, unique
 from modalities.factory.plan import Plan
-from modalities.run import NUM_PROCESSES_VARIABLE, RunRequest, check
+from modalities.run import check
+from modalities.run_request import NUM_PROCESSES_VARIABLE, RunRequest
 
 
 def check_or_exit(request: RunRequest) -> Plan:

@@ -128,7 +128,8 @@ def _composed(
     config: Path, config_folders: tuple[Path, ...], imports: tuple[str, ...], overrides: tuple[str, ...]
 ) -> ComposedConfig:
     from modalities.recipes import recipe_of
-    from modalities.run import RunRequest, compose
+    from modalities.run import compose
+    from modalities.run_request import RunRequest
 
     request = RunRequest(config, overrides=overrides, config_folders=config_folders, imports=imports)
     return compose(request, recipe_of)

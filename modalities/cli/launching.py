@@ -14,7 +14,7 @@ import click
 
 from modalities.cli.main import EXIT_LOST_ANOTHER_RANK, EXIT_USER_ERROR
 from modalities.exceptions import Interrupted
-from modalities.run import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE, RunRequest, what_a_killed_run_left
+from modalities.run_request import BEGAN_AT_VARIABLE, NUM_PROCESSES_VARIABLE, RunRequest, what_a_killed_run_left
 
 
 def launch(num_processes: int, request: RunRequest) -> None:

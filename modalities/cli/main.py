@@ -151,7 +151,7 @@ def _interrupted(message: str, exit_code: int = 1) -> int:
 
 def _lost_another_rank(cause: str) -> int:
     """Ours under --nproc is the launcher, which knows which rank is the cause, and tells."""
-    from modalities.run import NUM_PROCESSES_VARIABLE
+    from modalities.run_request import NUM_PROCESSES_VARIABLE
 
     if NUM_PROCESSES_VARIABLE not in os.environ:
         click.echo(f"rank {os.environ.get('RANK', '0')} lost another rank, which tells why it ended: {cause}", err=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from modalities.exceptions import Interrupted
-from modalities.run import RunRequest
+from modalities.run_request import RunRequest
 
 
 def run_sweep(request: RunRequest, launcher: str, slurm_parameters: Sequence[str]) -> None:

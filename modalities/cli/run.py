@@ -15,7 +15,7 @@ from modalities.cli.options import (
     nproc_option,
     takes_config,
 )
-from modalities.run import RunRequest
+from modalities.run_request import RunRequest
 
 
 @click.command()

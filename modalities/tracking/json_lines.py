@@ -15,7 +15,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def records_in(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line; a kill may have left half of one at the end. None if there is no file."""
+    """Every whole line; a kill may have left half of one at the end. Without a file there are none."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
